@@ -3,7 +3,7 @@
     python -m benchmarks.attribution [--model starter] [--prompts 12] [--out FILE.json]
 
 Samples with real vLLM, in process; the suspects of every case are the same. `--model FOLDER` runs the cases that need no model
-of their own on another model. In a file that exists the table of that model is replaced. docs/evidence/error_rates.md shows
+of their own on another model. In a file that exists the table of that model is replaced. docs/evidence/attribution.md shows
 the result.
 """
 
@@ -19,7 +19,7 @@ import numpy as np
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from tools.record import about, made_with, measured, parser, table, use_one_thread
+from tools.record import about, csv_next_to_page, csv_text, made_section, made_with, measured, parser, use_one_thread
 from workbench.consistency.padding import pad_batch
 from workbench.experiments.instruments.attribution import attribute_mismatch
 from workbench.experiments.recipes import load_prompts, resolve_model
@@ -185,56 +185,62 @@ def judge(case: Case) -> dict:
     }
 
 
-def table_of(rows: list[dict]) -> list[str]:
-    shown = []
-    for row in rows:
-        named = [f"{name} {size:.2g}" + " (by size)" * (name == row["by size"]) for name, size in row["found"].items()]
+HEAD = ["put in", "sampler", "nats a token", "found", "left", "right"]
+
+
+def rows_of(cases: list[dict]) -> list[list[str]]:
+    """Return a row for each case: what was put in, what was found, and whether that is right."""
+    rows = []
+    for row in cases:
+        named = [f"{name} {size:.2g}" + (" (by size)" if name == row["by size"] else "") for name, size in row["found"].items()]
         injected, found = " + ".join(row["injected"]) or "nothing", ", ".join(named) or "none"
-        right = "yes" if row["right"] else "**no**"
-        shown.append([injected, row["sampler"], f"{row['whole']:.2g}", found, f"{row['rest']:.2g}", right])
-    return table(["put in", "sampler", "nats a token", "found", "left", "right"], shown)
+        right = "yes" if row["right"] else "no"
+        rows.append([injected, row["sampler"], f"{row['whole']:.2g}", found, f"{row['rest']:.2g}", right])
+    return rows
+
+
+def made() -> list[tuple[str, str, str]]:
+    """Say what made the results, a row for each model."""
+    out, versions = "--out data/measured/attribution.json", made_with(measured("attribution"))
+    gemma = "--model ~/.cache/workbench/gemma-3-270m --prompts 6"
+    return [
+        ("named cause, starter", f"`python -m benchmarks.attribution {out}`", versions),
+        ("named cause, gemma-3-270m", f"`python -m benchmarks.attribution {gemma} {out}`", versions),
+    ]
+
+
+def cases_csv() -> str:
+    """Make attribution.csv: what was put in and what was found, case by case."""
+    rows = []
+    for model, cases in measured("attribution")["models"].items():
+        rows += [[model, *row] for row in rows_of(cases)]
+    return csv_text(["model", *HEAD], rows)
 
 
 def page() -> list[str]:
-    """Make the section of docs/evidence/error_rates.md."""
-    result = measured("attribution")
-    lines = [
-        "# Which cause is named",
+    """Make the lines of docs/evidence/attribution.md."""
+    right = []
+    for model, cases in measured("attribution")["models"].items():
+        single = [row for row in cases if len(row["injected"]) == 1]
+        right.append(f"{model}: {sum(row['right'] for row in single)} of {len(single)}")
+    return [
+        "# Which cause of a mismatch is named",
         "",
-        "Known causes of a mismatch were put between a real vLLM engine (CPU build) and TRL's way of scoring. In every case",
+        "Known causes of a mismatch were put between a real vLLM engine (CPU build) and TRL's way of scoring. Each time",
         "`attribute_mismatch` gets the same suspects (temperature 0.7, top-k 20, top-p 0.8, bfloat16, other weights; token ids",
-        "if they are recorded) and has to find the true ones. Sizes are the mean |difference| of a token's log-prob.",
+        f"if recorded). Right of single causes: {'; '.join(right)}.",
         "",
-        "- *Right*: exactly what was put in is found; of a single cause the size is right to a quarter.",
-        "- *By size*: the remaining difference is as large as that dtype would cause, but does not match token by token. So",
-        "  its size is no evidence.",
+        "*Right*: exactly what was put in is found, a single cause to a quarter of its size (mean |difference| of a token's",
+        "log-prob). *By size* is no evidence: what remains is as large as that dtype would cause, but does not match token by",
+        "token. *Batch shape* samples with transformers, because vLLM scales RoPE differently. *Left* is what no suspect",
+        "explains: **experts** of a mixture model chosen differently (replaying the engine's choice found less than three",
+        "quarters of it); **chunked prefill**, which changes only the order of sums and in lower precision can be counted under",
+        "`dtype`; **tokens**, unless as many ids are trained as were sampled and those were kept.",
         "",
-        "Written by",
+        *csv_next_to_page("attribution.csv"),
         "",
-        "    python -m benchmarks.attribution --out data/measured/attribution.json",
-        "    python -m benchmarks.attribution --model ~/.cache/workbench/gemma-3-270m --prompts 6 \\",
-        "        --out data/measured/attribution.json",
-        "    python -m benchmarks.pages",
-        "",
-        f"Made with {made_with(result)}.",
-        "",
+        *made_section(made()),
     ]
-    for model, rows in result["models"].items():
-        single = [row for row in rows if len(row["injected"]) == 1]
-        right = sum(row["right"] for row in single)
-        lines += [f"## {model}", "", f"Single causes: {right} of {len(single)} right.", "", *table_of(rows), ""]
-    lines += [
-        "The case *batch shape* samples with transformers, because vLLM scales RoPE differently.",
-        "",
-        "The difference that no suspect explains is reported as *left*. It includes:",
-        "",
-        "- **Experts** of a mixture model that engine and trainer choose differently. Replaying the engine's choice in the",
-        "  trainer was tried, and found less than three quarters of this cause.",
-        "- **Chunked prefill**, which changes only the order of sums. In lower precision it can be counted under `dtype`.",
-        "- **Tokens**, unless as many ids are trained as were sampled and the sampled ids were kept.",
-        "",
-    ]
-    return lines
 
 
 def main() -> None:

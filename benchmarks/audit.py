@@ -19,7 +19,7 @@ from pathlib import Path
 
 import pandas as pd
 
-from tools.record import ROOT, made_with, measured, parser, publish, table
+from tools.record import ROOT, csv_next_to_page, csv_text, made_with, measured, parser, publish, table
 from workbench.audit.report import audit_run
 
 CORPUS = ROOT / "tests" / "audit" / "corpus"
@@ -72,15 +72,44 @@ def on_corpus(seed: int | None) -> list[dict]:
     return rows
 
 
-def tables(rows: list[dict]) -> list[str]:
-    """Return a Markdown table with a line a fault, and one of the sums."""
-    tools = [tool for tool in TOOLS if any(row["tool"] == tool for row in rows)]
+_OLDER, _RULES = "commit 8959924, 2026-11-22, workbench 0.1.0", "the rules alone, commit 4dc5d1e, 2026-11-25"
+ONCE = [  # inputs that were measured once, on two busy cores
+    ["1 GB of console output of TRL", "8.0 s", _OLDER],
+    ["1 GB of console output of verl", "6.0 s", _OLDER],
+    ["a CSV of 10,000 columns", "5.2 s", _OLDER],
+    ["a notebook of 500 MB", "refused after 2 s", _OLDER],
+    ["a `.gz` that unpacks to 3 GB", "refused after 4 s", _OLDER],
+    ["1 GB of JSON lines in TRL's form, 1,307,263 steps", "31 s, 0.98 GB of memory", _RULES],
+    ["1 GB of JSON lines in verl's form, 358,227 steps", "24 s, 0.51 GB of memory", _RULES],
+    ["1 GB of JSON lines, 1,000 steps between lines of 20 to 60 MB", "2 s, 0.20 GB of memory", _RULES],
+]
+
+
+def faults_csv() -> str:
+    """Make audit_corpus.csv: what each tool says of each fault; one word where the seeds agree."""
+    rows = measured("audit")["runs"]
+    tools = _tools(rows)
+    return csv_text(["run", "fault", *tools], fault_rows(rows, tools))
+
+
+def fault_rows(rows: list[dict], tools: list[str]) -> list[list[str]]:
+    """Return a row for each fault: its name, what it is, and what each tool says."""
     faults = []
     for kind, about in {row["kind"]: row for row in rows if row["fault"]}.items():
         words = [
             dict.fromkeys(_word(row) for row in rows if (row["kind"], row["tool"]) == (kind, tool)) for tool in tools
         ]
-        faults.append([f"`{kind}`: {about['about']}", *map(", ".join, words)])  # one word where the seeds agree
+        faults.append([f"`{kind}`", about["about"], *map(", ".join, words)])
+    return faults
+
+
+def _tools(rows: list[dict]) -> list[str]:
+    return [tool for tool in TOOLS if any(row["tool"] == tool for row in rows)]
+
+
+def sums(rows: list[dict]) -> list[str]:
+    """Return a Markdown table of how many runs have which result, by tool."""
+    tools = _tools(rows)
 
     def counted(wanted: Callable[[dict], bool], of: Callable[[dict], bool]) -> list[str]:
         by_tool = [[row for row in rows if row["tool"] == tool and of(row)] for tool in tools]
@@ -94,14 +123,14 @@ def tables(rows: list[dict]) -> list[str]:
         "cannot read the log": "cannot read",
     }
     faulty, healthy = (lambda row: bool(row["fault"])), (lambda row: not row["fault"])
-    sums = [[title, *counted(lambda row, is_=is_: row["result"] == is_, faulty)] for title, is_ in results.items()]
-    sums += [
+    lines = [[title, *counted(lambda row, is_=is_: row["result"] == is_, faulty)] for title, is_ in results.items()]
+    lines += [
         ["healthy runs with a problem (CRITICAL)", *counted(lambda row: row["problems"] > 0, healthy)],
         ["healthy runs with a warning", *counted(lambda row: row["warnings"] > 0, healthy)],
         ["runs whose completions all stopped, advised to mask truncated ones",
          *counted(lambda row: row["harm"], lambda row: row["kind"] in ALL_STOPPED)],
     ]  # fmt: skip
-    return [*table(["fault", *tools], faults), "", *table(["", *tools], sums)]
+    return table(["", *tools], lines)
 
 
 def _word(row: dict) -> str:
@@ -142,19 +171,25 @@ def _seconds(path: Path) -> float:
 
 
 def page() -> list[str]:
-    """Make the part of docs/evidence/audit.md about the corpus, and what the audit costs."""
+    """Make the part of docs/evidence/audit_corpus.md about the runs."""
+    return [*sums(measured("audit")["runs"]), "", *csv_next_to_page("audit_corpus.csv")]
+
+
+def costs_table() -> list[str]:
+    """Make the table of what the audit costs: the stored seconds, and inputs that were measured once."""
     result = measured("audit")
-    costs = "; ".join(f"{name} {seconds:.1f} s" for name, seconds in result["seconds"].items())
-    by = f"Made by `python -m benchmarks.audit --out data/measured/audit.json` ({made_with(result)})."
-    others = (
-        f"The other tools were asked then ({made_with(_of_others(result))}): `git show ebfce180:benchmarks/audit.py`."
-    )
+    rows = [[name, f"{seconds:.1f} s", made_with(result)] for name, seconds in result["seconds"].items()]
+    return table(["input", "cost", "measured with"], [*rows, *ONCE])
+
+
+def made() -> list[tuple[str, str, str]]:
+    """Say what made the results on the corpus."""
+    result = measured("audit")
+    gone = "`git show ebfce180:benchmarks/audit.py`, gone"
     return [
-        *tables(result["runs"]),
-        "",
-        by,
-        others,
-        f"The audit of {costs}: processor seconds of the whole command, on one thread.",
+        ("96 runs, the audit", "`python -m benchmarks.audit --out data/measured/audit.json`", made_with(result)),
+        ("96 runs, the other tools", gone, made_with(_of_others(result))),
+        ("96 runs, their trainings", "`git show ebfce180:tests/audit/make_corpus.py`, gone", "TRL 1.12.0 and 1.16.0"),
     ]
 
 
@@ -170,7 +205,8 @@ def main() -> None:
     known = measured("audit")
     rows = on_corpus(asked.seed)
     rows += [row for row in known["runs"] if row["tool"] != "workbench" and asked.seed in (None, row["seed"])]
-    print("\n".join(tables(rows)), flush=True)
+    tools = _tools(rows)
+    print("\n".join([*table(["run", "fault", *tools], fault_rows(rows, tools)), *sums(rows)]), flush=True)
     with tempfile.TemporaryDirectory() as scratch:
         took = costs(Path(scratch))
     print(took)

@@ -23,7 +23,19 @@ from peft import LoraConfig
 from transformers import set_seed
 
 from benchmarks.false_alarms import few_letters
-from tools.record import ROOT, about, made_with, measured, parser, run_main, table, use_one_thread
+from tools.record import (
+    ROOT,
+    about,
+    csv_next_to_page,
+    csv_text,
+    made_section,
+    made_with,
+    measured,
+    parser,
+    run_main,
+    table,
+    use_one_thread,
+)
 from workbench.consistency.ratios import MODES
 from workbench.curves.stats import share_interval
 from workbench.experiments.recipes import load_prompts, resolve_model
@@ -155,34 +167,57 @@ FAULTS_OF_TURNS = (
     "## Faults of turns",
     "",
     "Thirteen faults were made up from TRL's code of turns (its loop of tools, `_generate_single_turn`, rollout functions)",
-    "and put into that code. Then `check_step` was changed because of what it missed.",
+    "and put into that code. Then `check_step` was changed because of what it missed: sampled tokens left out of the loss",
+    "(three faults), completions in another order (one), log-probs of the sampler at other tokens (two). It cannot tell if",
+    "only the log-probs of second turns are misplaced: these are too few tokens. `tests/watch/test_check_turns.py` has ten.",
     "",
     "| thirteen faults | named at their stage | at another stage | cannot tell | missed |",
     "|---|---|---|---|---|",
     "| before the change | 6 | 1 | 0 | 6 |",
     "| now | 12 | 0 | 1 | 0 |",
-    "",
-    "These six were missed: sampled tokens that are left out of the loss (three faults), completions in another order than",
-    "they were sampled (one), and log-probs of the sampler at other tokens (two). Now `check_step` cannot tell if only the",
-    "log-probs of second turns are misplaced, because there are so few of these tokens.",
-    "`pytest tests/watch/test_check_turns.py` has ten of the thirteen.",
 )
 COST = (
     "## What it costs",
     "",
     "`check_step` ran before each training step of stock TRL, with 16 completions of at most 16 tokens in two batches, on",
-    "one thread of a CPU. Seconds are processor time. The numbers are medians over pairs of a check and a step in one",
-    "process; the first pair does not count. Memory is the peak minus what the process had before the model was loaded. The",
-    "check runs while the optimizer holds its state. Written by",
+    "one thread of a CPU, while the optimizer holds its state. Seconds are processor time, medians over pairs of a check and",
+    "a step in one process without the first pair. Memory is the peak minus that before the model was loaded.",
     "",
-    "    python -m benchmarks.cost --only check_step --model starter --out data/measured/cost.json",
 )
+VERDICTS = ("same", "rounding", "different", "cannot tell")
+
+
+def settings_csv() -> str:
+    """Make check_step_grid.csv: how many stages of each setting have which verdict."""
+    lines = []
+    for name, row in measured("check_step_grid")["cells"].items():
+        verdicts = Counter(row["verdicts"].values())
+        why = "; ".join(f"{stage}: {cause}" for stage, cause in row["why"].items())
+        lines.append([name, *(str(verdicts[each]) for each in VERDICTS), why, f"{row['seconds']:.1f}"])
+    return csv_text(["setting", *VERDICTS, "why", "seconds"], lines)
+
+
+def made() -> list[tuple[str, str, str]]:
+    """Say what made the results."""
+    cost = "`python -m benchmarks.cost --only check_step --model starter --out data/measured/cost.json`"
+    return [
+        (
+            "`check_step` in each setting",
+            "`python -m benchmarks.check_step_grid --out data/measured/check_step_grid.json`",
+            made_with(measured("check_step_grid")),
+        ),
+        *((f"its cost, {name}", cost.replace("starter", name), made_with(row)) for name, row in _costs().items()),
+    ]
+
+
+def _costs() -> dict[str, dict]:
+    rows = measured("cost")["rows"].items()
+    return {name.partition("; ")[2]: row for name, row in rows if name.startswith("check_step")}
 
 
 def page() -> Iterator[str]:
-    """Make the section of docs/evidence/false_alarms.md."""
-    found = measured("check_step_grid")
-    rows = found["cells"]
+    """Make the lines of docs/evidence/check_step_grid.md."""
+    rows = measured("check_step_grid")["cells"]
     false = [name for name, row in rows.items() if "different" in row["verdicts"].values()]
     high = share_interval(len(false), len(rows)).high
     stages = Counter(verdict for row in rows.values() for verdict in row["verdicts"].values())
@@ -190,37 +225,22 @@ def page() -> Iterator[str]:
         "# How often check_step calls a healthy step different",
         "",
         "`check_step` checked one step of stock TRL on the starter in each of these settings. No defect of TRL is known in",
-        "any of them, so `different` would be a false alarm. Written by",
+        f"any of them, so `different` would be a false alarm. **{len(false)} of {len(rows)} steps have a stage that is called different**",
+        f"(95%: up to {high:.0%}). Of all stages {stages['same']} are `same`, {stages['rounding']} `rounding`, and {stages['cannot tell']} `cannot tell`.",
+        "`tests/watch/test_check_step.py` and `test_check_turns.py` put faults in, and each is found at its stage.",
         "",
-        "    python -m benchmarks.check_step_grid --out data/measured/check_step_grid.json",
-        "    python -m benchmarks.pages",
+        "A setting is named by its loss type, how rewards are scaled, and what else is set; `recomputed` is gradient",
+        "checkpointing, and on vLLM the mode is that of the importance-sampling correction. The numbers count stages.",
         "",
-        f"Made with {made_with(found)}.",
+        *csv_next_to_page("check_step_grid.csv"),
         "",
-        f"**{len(false)} of {len(rows)} steps have a stage that is called different** (95%: up to {high:.0%}). Of all stages",
-        f"{stages['same']} are `same`, {stages['rounding']} `rounding`, and {stages['cannot tell']} `cannot tell`.",
+        *FAULTS_OF_TURNS,
         "",
-        "The tests check the other direction: `tests/watch/test_check_step.py` and `test_check_turns.py` put faults in,",
-        "and each is found at its stage.",
+        *COST,
+        *table(["model", "measured"], [[name, row["says"]] for name, row in _costs().items()]),
         "",
-        "A setting is named by its loss type and by what else is set: how rewards are scaled, `bf16` autocast, LoRA,",
-        "`recomputed` for gradient checkpointing, and on vLLM the mode of the importance-sampling correction. The numbers",
-        "count stages.",
-        "",
+        *made_section(made()),
     )
-    lines = []
-    for name, row in rows.items():
-        verdicts = Counter(row["verdicts"].values())
-        why = "; ".join(f"{stage}: {cause}" for stage, cause in row["why"].items())
-        numbers = [str(verdicts[each]) for each in ("same", "rounding", "different", "cannot tell")]
-        lines.append([name, *numbers, why, f"{row['seconds']:.1f}"])
-    yield from table(["setting", "same", "rounding", "different", "cannot tell", "why", "seconds"], lines)
-    yield from ("", *FAULTS_OF_TURNS, "", *COST, "")
-    costs = {
-        name.partition("; ")[2]: row for name, row in measured("cost")["rows"].items() if name.startswith("check_step")
-    }
-    yield from table(["model", "measured", "made with"], [[n, row["says"], made_with(row)] for n, row in costs.items()])
-    yield ""
 
 
 if __name__ == "__main__":

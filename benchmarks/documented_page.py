@@ -1,11 +1,11 @@
-"""Makes baselines.md: a row for each documented run, of data/baselines and data/sources.json and of nothing else."""
+"""Makes baselines.md and its CSVs: a row for each documented run, of data/baselines and data/sources.json alone."""
 
 from collections import Counter
 from urllib.parse import quote
 
 import numpy as np
 
-from tools.record import table
+from tools.record import csv_next_to_page, csv_text, table
 from workbench.curves.curve import Curve
 from workbench.curves.documented import Baseline, list_baselines, load_baseline, load_sources
 from workbench.curves.place import RISES, trend
@@ -28,23 +28,31 @@ def spark(curve: Curve, width: int = 16) -> str:
     return "".join(BARS[round((part - low) / size * (len(BARS) - 1))] for part in parts)
 
 
-def _link(run: Baseline, row: dict) -> str:
+def _source(run: Baseline, row: dict) -> str:
+    """Name a repository, or for runs of this project what made them."""
     if "made_with" in run.recorded:
         return f"{row['repository']}: {'; '.join(run.recorded['made_with'])}"
-    if not row["commit"] or "*" in row["file"] or " at " in row["file"]:
-        return row["repository"]
-    place = f"{row['repository']}/blob/{row['commit'][:12]}/{quote(row['file'])}"
-    return f"[{row['repository']}](https://github.com/{place})"
+    return row["repository"]
+
+
+def _link(run: Baseline, row: dict) -> str:
+    """Return the address of the file that holds a run; empty where it is no single file of a commit."""
+    if "made_with" in run.recorded or not row["commit"] or "*" in row["file"] or " at " in row["file"]:
+        return ""
+    return f"https://github.com/{row['repository']}/blob/{row['commit'][:12]}/{quote(row['file'])}"
 
 
 def _row(run: Baseline, files: list[dict]) -> list[str]:
-    source = _link(run, files[0]) + (f" and {len(files) - 1} more files" if len(files) > 1 else "")
+    source = _source(run, files[0])
+    if len(files) > 1:
+        source += f" and {len(files) - 1} more files"
+    link = _link(run, files[0])
     if "reward" not in run.curves:
-        said = "; ".join(f"{name} {part['value']:g}" for name, part in run.figures.items())
-        return [run.title, run.task, "", "", said or ", ".join(run.curves), source]
+        figures = "; ".join(f"{name} {part['value']:g}" for name, part in run.figures.items())
+        return [run.title, run.task, "", "", figures or ", ".join(run.curves), source, link]
     curve = run.curve()
     change = "{:.3g} to {:.3g}".format(*ends(curve.y))
-    return [run.title, run.task, spark(curve), f"{change} {curve.unit}", trend(curve).word, source]
+    return [run.title, run.task, spark(curve), f"{change} {curve.unit}", trend(curve).word, source, link]
 
 
 def ending_table(runs: list[Baseline]) -> list[str]:
@@ -83,11 +91,39 @@ def answers_without_number(runs: list[Baseline]) -> str:
     )
 
 
-def page() -> list[str]:
-    """Make the lines of the page."""
+def _runs() -> tuple[list[Baseline], dict[str, list[dict]]]:
+    """Return the runs in the order of the table, and the files of each."""
     runs, rows = [load_baseline(name) for name in list_baselines()], load_sources()
     files = {run.name: [row for row in rows if row["run"] == run.name] for run in runs}
-    runs.sort(key=lambda run: (run.task.lower(), run.recipe, run.title))
+    return sorted(runs, key=lambda run: (run.task.lower(), run.recipe, run.title)), files
+
+
+def runs_csv() -> str:
+    """Make baselines.csv."""
+    runs, files = _runs()
+    head = ["run", "task", "reward", "first fifth to last", "verdict", "source", "link"]
+    return csv_text(head, [_row(run, files[run.name]) for run in runs])
+
+
+def copies_csv() -> str:
+    """Make baselines_copies.csv: the runs whose table several files hold."""
+    runs, files = _runs()
+    several = [run for run in runs if len({row["loads"] for row in files[run.name]} - {None}) > 1]
+    several += [run for run in runs if len({row["repository"] for row in files[run.name]}) > 1]
+    rows = []
+    for run in {run.name: run for run in several}.values():
+        held = files[run.name]
+        models = ", ".join(sorted({row["loads"] for row in held if row["loads"]})) or "none"
+        commit = (held[0]["commit"] or held[0]["blob"])[:7]
+        rows.append([run.title, str(len(held)), str(len({row["repository"] for row in held})), commit, models])
+    head = ["run", "files", "repositories", "commit of the first", "models that the code of the files loads"]
+    return csv_text(head, rows)
+
+
+def page() -> list[str]:
+    """Make the lines of the page."""
+    rows = load_sources()
+    runs, _ = _runs()
     judged = {run.name: trend(run.curve()).word for run in runs if "reward" in run.curves}
     mine = {row["run"] for row in rows if row["repository"] == OWN}
     words, own = (Counter(word for name, word in judged.items() if (name in mine) == which) for which in (False, True))
@@ -95,8 +131,6 @@ def page() -> list[str]:
     first = {row["run"]: row["repository"] for row in reversed(rows)}  # others hold a copy of its table
     by_place = {place: {judged.get(run) for run, found in first.items() if found == place} for place in other}
     drawn = [found for found in by_place.values() if found - {None}]
-    several = [(run, files[run.name]) for run in runs if len({row["loads"] for row in files[run.name]} - {None}) > 1]
-    several += [(run, files[run.name]) for run in runs if len({row["repository"] for row in files[run.name]}) > 1]
     counted, counted_own = (", ".join(f"*{word}* {n}" for word, n in found.most_common()) for found in (words, own))
     return [
         "# Documented runs",
@@ -118,10 +152,7 @@ def page() -> list[str]:
         "[more than 5%](documented_verdicts.md).",
         "The bars go from each run's own lowest to its own highest value, so do not compare them between rows.",
         "",
-        *table(
-            ["run", "task", "reward", "first fifth to last", "verdict", "source"],
-            [_row(run, files[run.name]) for run in runs],
-        ),
+        *csv_next_to_page("baselines.csv"),
         "",
         "## What a reward measured",
         "",
@@ -144,18 +175,6 @@ def page() -> list[str]:
         "changed, so the table does not show which code was run. If the code of the files loads several models, the curve can",
         "be of only one of them.",
         "",
-        *table(
-            ["run", "files", "repositories", "commit of the first", "models that the code of the files loads"],
-            [
-                [
-                    run.title,
-                    str(len(found)),
-                    str(len({row["repository"] for row in found})),
-                    (found[0]["commit"] or found[0]["blob"])[:7],
-                    ", ".join(sorted({row["loads"] for row in found if row["loads"]})) or "-",
-                ]
-                for run, found in {run.name: (run, found) for run, found in several}.values()
-            ],
-        ),
+        *csv_next_to_page("baselines_copies.csv"),
         "",
     ]

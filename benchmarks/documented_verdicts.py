@@ -11,7 +11,7 @@ import numpy as np
 
 from benchmarks.documented import thinned
 from benchmarks.error_rates import noise
-from tools.record import made_with, measured, parser, publish, table
+from tools.record import csv_next_to_page, csv_text, made_with, measured, parser, publish, table
 from workbench.curves import place as v
 from workbench.curves.curve import Curve
 
@@ -145,13 +145,29 @@ def simulate(repeats: int, seed: int) -> dict:
     return {"repeats": repeats, "seed": seed} | few | {"copies": copies(repeats, seed), "places": places(repeats, seed)}
 
 
+def _rows(part: dict, words: tuple[str, ...]) -> list[list[str]]:
+    return [[*name.split("; "), *(f"{100 * rates.get(word, 0):.1f}" for word in words)] for name, rates in part.items()]
+
+
 def _rates(part: dict, words: tuple[str, ...], head: tuple[str, ...]) -> list[str]:
-    rows = [[*name.split("; "), *(f"{100 * rates.get(word, 0):.1f}" for word in words)] for name, rates in part.items()]
-    return table([*head, *words], rows)
+    return table([*head, *words], _rows(part, words))
+
+
+def trend_csv() -> str:
+    """Make documented_trend.csv: how often a trend is seen, by length and kind of noise."""
+    rows = _rows(measured("documented_verdicts")["trends"], TREND_COLUMNS)
+    return csv_text(["points", "kind of noise", *TREND_COLUMNS], rows)
+
+
+def place_csv() -> str:
+    """Make documented_place.csv: where a run is said to stand, by the spread between people."""
+    words = (v.INSIDE, v.ABOVE, v.BELOW)
+    rows = _rows(measured("documented_verdicts")["places"], words)
+    return csv_text(["between people", "others", "shift, deviations", *words], rows)
 
 
 def page() -> list[str]:
-    """Make the lines of docs/documented_verdicts.md."""
+    """Make the lines of docs/evidence/documented_verdicts.md."""
     result = measured("documented_verdicts")
     repeats = result["repeats"]
     white, slow = (
@@ -183,7 +199,7 @@ def page() -> list[str]:
         "slow as a trend looks like one. So a trend in one seed needs a second seed. Below 25 points the answer is `too few",
         "points`, because no test separates slow noise from a trend there.",
         "",
-        *_rates(result["trends"], TREND_COLUMNS, ("points", "kind of noise")),
+        *csv_next_to_page("documented_trend.csv"),
         "",
         "A reward between 0 and 1 with noise of 0.05 moved by so much over 60 points. Up to 0.1 `flat` is right, above it",
         "`rises`.",
@@ -202,7 +218,7 @@ def page() -> list[str]:
         "at most 5% outside is the aim. If people's results are skewed, or one of five never learns, up to one run in eight is",
         "wrongly outside. With only 3 others even a large shift is often not seen.",
         "",
-        *_rates(result["places"], (v.INSIDE, v.ABOVE, v.BELOW), ("between people", "others", "shift, deviations")),
+        *csv_next_to_page("documented_place.csv"),
         "",
     ]
 

@@ -132,8 +132,6 @@ def page(result: dict) -> list[str]:
         f"{rows.loc[low, 'dose'].iloc[0]:.0%} of the",
         f"completions end with EOS, {_masked_less_unmasked(rows[~low])} where {rows.loc[~low, 'dose'].min():.0%} or more do.",
         "",
-        f"Made by `python -m benchmarks.dose` ({made_with(result)}).",
-        "",
     ]
 
 

@@ -12,7 +12,7 @@ import numpy as np
 from scipy import stats
 from scipy.signal import lfilter
 
-from tools.record import made_with, measured, parser, publish, table
+from tools.record import csv_next_to_page, csv_text, made_section, made_with, measured, parser, publish, table
 from workbench.curves.compare import DIFFERENT, INCONCLUSIVE, SAME, another_seed
 from workbench.curves.curve import Curve
 from workbench.curves.stats import change_interval, iqm, seed_interval, share_interval
@@ -160,12 +160,39 @@ def coverages(repeats: int, seed: int, statistic: Callable) -> dict[str, dict[st
     }
 
 
-def _verdict_table(result: dict, truths: tuple[str, ...], verdict: str) -> list[str]:
-    found = {name: one["seeds"] for name, one in result["another_seed"].items() if one["truth"] in truths}
-    rows = [
-        [*name.split("; "), *(f"{100 * cell[verdict]:.1f}" for cell in cells.values())] for name, cells in found.items()
-    ]
-    return table(["case", "noise", *(f"{n} seed{'s' * (n > 1)}" for n in SEEDS)], rows)
+# What is asked of `another_seed`, the truths that it is asked of, and the verdict that is counted.
+QUESTIONS = (
+    ("says different, but the process is the same", ("same",), DIFFERENT),
+    ("says same process, but the difference exceeds the tolerance", ("other",), SAME),
+    ("says different, and is right", ("other", "within"), DIFFERENT),
+)
+_SEED_HEADS = [f"{n} seed{'s' * (n > 1)}" for n in SEEDS]
+
+
+def _verdict_rates(truths: tuple[str, ...], verdict: str) -> dict[str, list[float]]:
+    """Return case and noise -> how often a verdict is given, in per cent, for each number of seeds."""
+    cases = measured("error_rates")["another_seed"].items()
+    return {
+        name: [100 * cell[verdict] for cell in one["seeds"].values()] for name, one in cases if one["truth"] in truths
+    }
+
+
+def seeds_csv() -> str:
+    """Make error_rates.csv: every case of `another_seed`."""
+    rows = []
+    for question, truths, verdict in QUESTIONS:
+        for name, rates in _verdict_rates(truths, verdict).items():
+            rows.append([question, *name.split("; "), *(f"{rate:.1f}" for rate in rates)])
+    return csv_text(["another_seed", "case", "noise", *_SEED_HEADS], rows)
+
+
+def _seeds_in_brief() -> list[list[str]]:
+    """Return a row for each question: the lowest and the highest rate of its cases."""
+    rows = []
+    for question, truths, verdict in QUESTIONS:
+        by_seeds = zip(*_verdict_rates(truths, verdict).values(), strict=True)
+        rows.append([question, *(f"{min(rates):.1f} to {max(rates):.1f}" for rates in by_seeds)])
+    return rows
 
 
 def _counted(verdicts: list[str]) -> str:
@@ -184,66 +211,58 @@ def _of_others(found: tuple[str, dict]) -> list[str]:
     return [*name.split("; "), f"{one['tolerance']:g} {one['unit']}", _counted(verdicts), percent]
 
 
+PARTED = "it parts where it samples something else than the recorded run of its seed; from then on it is like another seed"
+NOTES = {
+    "rate x 0.5": "it changes the curve no more than another machine's starter does, and is not seen",
+    "positions off; reward": "with transformers missing position ids cancel in GRPO's ratio: the reward cannot show them",
+    "positions off; padding/max_difference": "the padding monitor shows what the reward cannot (in decades)",
+}
+
+
+def trainings_csv() -> str:
+    """Make error_rates_controls.csv: real trainings, of others, with other rounding and with one fault."""
+    control, rows = measured("control"), []
+    for found in control["documented"].items():
+        run, metric, tolerance, verdicts, rate = _of_others(found)
+        note = f"one process: different would be wrong, in {rate}% (95%)"
+        rows.append(["seeds that others published", run, metric, tolerance, verdicts, "", note])
+    for name, one in control["older"]["rounding"].items():
+        steps = ", ".join(str(step or "never") for step in one["parts at step"])
+        for metric, found in one["metrics"].items():
+            note = f"parts at step {steps}: {PARTED}"
+            rows.append([f"other rounding: {name}", "starter, recorded seeds", metric, "", *_judged(found), note])
+    for name, one in control["older"]["damaged"].items():
+        for metric, found in one["metrics"].items():
+            note = NOTES.get(name, NOTES.get(f"{name}; {metric}", ""))
+            rows.append([f"fault: {name}", f"{one['control']}, other seeds", metric, "", *_judged(found), note])
+    return csv_text(["what", "run", "metric", "tolerance", "verdicts", "worst fifth, from the recorded mean", "note"], rows)
+
+
 def control_section(control: dict) -> list[str]:
     """Make the part of the page about the positive control."""
-    simulated, left_out, documented = [], [], control["documented"].items()
+    lines = []
     for name, one in control["controls"].items():
         tolerance = " ".join(f"{value:g}" for value in one["tolerance"])
         shares = [f"{100 * rates[DIFFERENT]:.1f}" for rates in one["simulated"].values()]
-        simulated.append([name, f"{tolerance} {one['unit']}", *shares])
-        left_out.append([name, *map(_counted, one["left out"].values())])
-    shifts = list(one["simulated"])
-    rounding, damaged = [], []
-    older = control["older"]
-    for name, one in older["rounding"].items():
-        steps = ", ".join(str(step or "never") for step in one["parts at step"])
-        rounding += [[name, steps, *_judged(found)] for found in one["metrics"].values()]
-    for name, one in older["damaged"].items():
-        damaged += [[name, one["control"], metric, *_judged(found)] for metric, found in one["metrics"].items()]
+        lines.append([name, f"{tolerance} {one['unit']}", *shares, *map(_counted, one["left out"].values())])
+    shifts = [f"shift {shift}" for shift in one["simulated"]]
     return [
         "## The positive control",
         "",
-        "A control is a documented run with ten recorded seeds and a tolerance. `another_seed` then says whether a run of the",
-        "same recipe is one more of these seeds. Nothing is trained for the first three tables:",
+        "A control is a documented run with ten recorded seeds and a tolerance. `another_seed` says whether a run of the same",
+        f"recipe is one more of these seeds. In {control['repeats']} simulated experiments the seeds have the mean and covariance of",
+        "the recorded ones, and the judged one is shifted by so many units: *different* at shift 0 should be at most 5%. The",
+        "tolerance of each fifth of the steps covers 99% of simulated runs on other machines, where the toy model `starter` comes",
+        "out differently. The last columns are real: each recorded seed is judged by the other nine, and runs on starters made",
+        "without another tenth of the corpus with the tolerance that the others give.",
         "",
-        f"    python -m benchmarks.controls --rates {control['repeats']} --out data/measured/control.json",
+        *table(["control; metric", "tolerance of the fifths", *shifts, "recorded seeds", "newly made starters"], lines),
         "",
-        f"Made with {made_with(control)}.",
+        "More real trainings: eight seeds each that others published, judged by the other seven with a tolerance of a tenth of",
+        "what their mean moves (where it hardly moves, `inconclusive` is all that can be said), other rounding, and trainers with",
+        "one fault.",
         "",
-        f"How often the verdict is *different*, in per cent of {control['repeats']} simulated experiments. Their seeds have",
-        "the mean and covariance of the recorded ones, and the judged seed is shifted by so many units. At shift 0 it is the",
-        "same process, and at most 5% is the aim. The run is judged in fifths of its steps. The tolerance of a fifth covers",
-        "99% of simulated runs on other machines, where the toy model `starter` comes out differently.",
-        "",
-        *table(["control; metric", "tolerance of the fifths", *(f"shift {s}" for s in shifts)], simulated),
-        "",
-        "Real runs that were left out: each recorded seed is judged by the other nine. Each run on a newly made starter (made",
-        "without another tenth of the corpus) is judged with the tolerance that the others give.",
-        "",
-        *table(["control; metric", "recorded seeds", "newly made starters"], left_out),
-        "",
-        "Seeds that others published, eight of a run, each judged by the other seven with a tolerance of a tenth of what",
-        "their mean moves. All are one process, so `different` is wrong; its rate has the exact 95% interval. Where the mean",
-        "hardly moves, the tolerance is small, and `inconclusive` is all that can be said.",
-        "",
-        *table(
-            ["documented run", "metric", "tolerance", "verdicts", "different, per cent"], map(_of_others, documented)
-        ),
-        "",
-        "The last two tables are of new trainings against earlier controls, by a program that is gone",
-        f"(`git show d662082:benchmarks/verdicts/control.py`): {made_with(older)}.",
-        "",
-        "First the starter's run with recorded seeds and other rounding. *Parts at step* is the step at which each of three",
-        "runs samples something else than the recorded run of its seed; from then on it is like another seed. *Worst fifth* is",
-        "the largest distance from the recorded mean, in characters.",
-        "",
-        *table(["rounding", "parts at step", "verdict", "worst fifth"], rounding),
-        "",
-        "Then trainers with one fault, and seeds that were not recorded. With transformers, missing position ids cancel in",
-        "GRPO's ratio: the reward cannot show them, and the padding monitor does (in decades). Half the learning rate changes",
-        "the curve no more than another machine's starter does, and is not seen.",
-        "",
-        *table(["damage", "control", "metric", "verdict", "worst fifth"], damaged),
+        *csv_next_to_page("error_rates_controls.csv"),
         "",
     ]
 
@@ -257,90 +276,85 @@ def power_rows() -> list[list[str]]:
     return rows
 
 
+def made() -> list[tuple[str, str, str]]:
+    """Say what made each result of the page."""
+    result, control = measured("error_rates"), measured("control")
+    asked = f"--repeats {result['repeats']} --seed {result['seed']} --out data/measured/error_rates.json"
+    rates = f"--rates {control['repeats']} --out data/measured/control.json"
+    gone = "`git show d662082:benchmarks/verdicts/control.py`, gone"
+    return [
+        ("simulated runs", f"`python -m benchmarks.error_rates {asked}`", made_with(result)),
+        ("of the mean", "`python -m benchmarks.error_rates --mean 1`", made_with(measured("error_rates_mean"))),
+        ("positive control", f"`python -m benchmarks.controls {rates}`", made_with(control)),
+        ("other rounding, faults", gone, made_with(control["older"])),
+    ]
+
+
 def page() -> list[str]:
-    """Make the lines of docs/error_rates.md."""
+    """Make the lines of docs/evidence/error_rates.md."""
     result = measured("error_rates")
     steps = [[*n.split("; "), *(f"{100 * v:.1f}" for v in r.values())] for n, r in result["change_interval"].items()]
-    of_mean = measured("error_rates_mean")
     seeds, means = (
         [[name, *(f"{100 * v:.1f}" for v in row.values())] for name, row in one["seed_interval"].items()]
-        for one in (result, of_mean)
+        for one in (result, measured("error_rates_mean"))
     )
+    columns = ["changed, of noise alone", "the true change inside, of a rise by 3", "that rise seen (above 0)"]
     return [
         "# How often the verdicts are wrong",
         "",
-        "The library judges simulated runs, of which the truth is known, and at the end real ones. This page is written by",
+        "The library judges simulated runs, of which the truth is known, and at the end real ones. Rates are per cent of",
+        f"{result['repeats']} experiments, so a rate of 5% is known to about "
+        f"{196 * np.sqrt(0.05 * 0.95 / result['repeats']):.1f} points.",
         "",
-        f"    python -m benchmarks.error_rates --repeats {result['repeats']} --seed {result['seed']} "
-        "--out data/measured/error_rates.json",
-        "    python -m benchmarks.pages",
+        "## `another_seed`: is one run one more seed of others?",
         "",
-        f"Made with {made_with(result)}.",
+        "Over 80 steps. The table has the lowest and the highest rate of all cases.",
         "",
-        f"All rates are per cent of {result['repeats']} experiments, so a rate of 5% is known to about "
-        f"{196 * np.sqrt(0.05 * 0.95 / result['repeats']):.1f} points. Nothing is trained here, except for the positive",
-        "control.",
+        *table(["it", *_SEED_HEADS], _seeds_in_brief()),
         "",
-        "The first three tables are about `another_seed`: is one run one more seed of 1 to 10 others, over 80 steps?",
+        "Of one process at most 5% *different* is the aim; below three seeds it is never said. Never to learn, for one, can be",
+        "a matter of luck: in up to 10% of cases 3 seeds share one outcome and the next run has another (5 seeds:",
+        "7%, 8 seeds: 4%). So below 8 seeds a run that learns sooner, later or never is inconclusive, as are almost all other",
+        "verdicts. The difference of '4 higher' is within the tolerance.",
         "",
         "- Dense rewards rise from -25 to -4 from the first step on. Each seed has its own offset (deviation 1) and noise at",
         "  each step: independent with deviation 1, or autoregressive, AR(0.8), driven by that noise. The tolerance is 5.",
         "- Sparse rewards jump from 0 to 1 around step 40, in each seed at its own step. The noise is 0.03, the tolerance 0.1.",
         "",
-        "## `another_seed` says different, but the process is the same",
-        "",
-        *_verdict_table(result, ("same",), DIFFERENT),
-        "",
-        "At most 5% is the aim. With one or two seeds the verdict is never *different*. An outcome such as never to learn can",
-        "be a matter of luck: in up to 10% of cases 3 seeds share one outcome and the next run has another (5 seeds: 7%, 8",
-        "seeds: 4%). So below 8 seeds a run that learns sooner, later or never is inconclusive.",
-        "",
-        "## `another_seed` says same process, but the difference exceeds the tolerance",
-        "",
-        *_verdict_table(result, ("other",), SAME),
-        "",
-        "## `another_seed` says different, and is right",
-        "",
-        "Almost all other verdicts are inconclusive. The difference of '4 higher' is within the tolerance.",
-        "",
-        *_verdict_table(result, ("other", "within"), DIFFERENT),
+        *csv_next_to_page("error_rates.csv"),
         "",
         "## `change_interval`: one run, its last fifth less its first",
         "",
-        "- *changed*: the run is noise without a change, and the interval leaves out 0. The aim is at most 8% at 80 steps of",
-        "  AR(0.8).",
-        "- *covers*: the run rises by 3, and the interval holds the true change. The aim is 95%.",
-        "- *seen*: the interval of that rise lies above 0.",
+        "*Changed* is wrong: at most 8% at 80 steps of AR(0.8) is the aim. The true change should be inside in 95%. In a short",
+        "run with much autocorrelation, noise looks like a trend: 20 steps are too few from 0.8 on, 40 at 0.9.",
         "",
-        "In a short run with much autocorrelation, noise looks like a trend: 20 steps are too few from 0.8 on, 40 at 0.9.",
+        *table(["steps", "autocorrelation", *columns], steps),
         "",
-        *table(["steps", "autocorrelation", "changed", "covers", "seen"], steps),
+        "## `seed_interval`: the true mean of the seeds lies inside",
         "",
-        "## `seed_interval`: the true interquartile mean lies inside",
+        "The aim is 95%; a t interval below 5 seeds, a bootstrap interval from 5 on. If one of five seeds fails, it holds the true",
+        "mean far too seldom. Then report how many seeds fail, with `share_interval`.",
         "",
-        "The aim is 95%. It is a t interval below 5 seeds, and a bootstrap interval from 5 on.",
-        "",
-        *table(["values", "2 seeds", "3", "4", "5", "10", "30"], seeds),
-        "",
-        "The same for the mean (`statistic=np.mean`), by `python -m benchmarks.error_rates --mean 1`",
-        f"({made_with(of_mean)}). If one of five seeds fails, the interval holds the true mean far too seldom. Then",
-        "report the number of seeds that fail, with its exact interval (`share_interval`).",
-        "",
-        *table(["values", "2 seeds", "3", "4", "5", "10", "30"], means),
+        *table(
+            ["values", "2 seeds", "3", "4", "5", "10", "30"],
+            [*([f"{name}: interquartile mean", *row] for name, *row in seeds)]
+            + [[f"{name}: mean", *row] for name, *row in means],
+        ),
         "",
         "## Power: the chance to see a difference of so many deviations",
         "",
-        "The chance, in per cent, that the t interval of the mean of paired differences leaves out 0. It is exact for normal",
-        "differences. `seeds_needed` answers the reverse question. In 40 runs of Qwen3-8B on stock TRL 1.8, the difference of",
-        "two arms in held-out score scatters by 0.88 to 1.28 points between seeds, so a difference of one point takes 9 to 15",
-        "seeds. Each `inconclusive` verdict names the difference that would show in 80% of experiments.",
+        "The chance, in per cent, that the t interval of the mean of paired differences leaves out 0; exact for normal",
+        "differences. `seeds_needed` answers the reverse question, and each `inconclusive` verdict names the difference that",
+        "would show in 80% of experiments. In 40 runs of Qwen3-8B on stock TRL 1.8, the difference of two arms in held-out score",
+        "scatters by 0.88 to 1.28 points between seeds: one point takes 9 to 15 seeds.",
         "",
         *table(["deviations", *(f"{n} seeds" for n in (3, 5, 8, 10, 20))], power_rows()),
         "",
-        "If a page has many verdicts of 95% each, some are wrong by luck: of 100 differences that do not exist, about 5 show.",
+        "Of 100 differences that do not exist, about 5 show at 95% by luck.",
         "",
         *control_section(measured("control")),
-    ]  # fmt: skip
+        *made_section(made()),
+    ]
 
 
 def main() -> None:

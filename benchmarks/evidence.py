@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from benchmarks import dose
-from tools.record import ROOT, made_with, measured, table
+from tools.record import ROOT, csv_next_to_page, csv_text, made_section, made_with, measured, table
 from workbench.curves.documented import Baseline, list_baselines, load_baseline
 from workbench.curves.figures import DescribedFigure
 from workbench.curves.stats import seed_interval
@@ -135,7 +135,7 @@ def arms() -> Iterator[list[str]]:
 def made_arms() -> list[str]:
     """Say what made the stored arms of SmolLM2, each commit and its versions once."""
     stored = [load_baseline(name) for name in list_baselines() if name.startswith(SMOLLM2)]
-    return [f"- {made}" for made in dict.fromkeys(made for one in stored for made in one.recorded["made_with"])]
+    return list(dict.fromkeys(made for one in stored for made in one.recorded["made_with"]))
 
 
 def gemma_arms() -> Iterator[list[str]]:
@@ -149,21 +149,32 @@ def gemma_arms() -> Iterator[list[str]]:
         yield [arm, seed, counts, logged, true, f"{held[0]:.0%} to {held[-1]:.0%}"]
 
 
+ABOUT = ("steps with a gradient, of those whose rewards differ", "logged as clipped", "truncated")
+
+
+def gemma_csv() -> str:
+    """Make gemma.csv: each claim, on the toy and on gemma-3-270m."""
+    claims = measured("real_weights/claims")["claims"]
+    return csv_text(HEAD, [[row[name] for name in HEAD] for row in claims])
+
+
+def gemma_stops_csv() -> str:
+    """Make gemma_stops.csv: the trainings of gemma-3-270m with a stop string."""
+    return csv_text(["arm", "seed", *ABOUT, "held-out questions right, untrained to last"], gemma_arms())
+
+
+def smollm2_csv() -> str:
+    """Make smollm2.csv: each stored arm of SmolLM2."""
+    return csv_text(["task", "arm", "seeds", *ABOUT, "held-out questions right, untrained to last (seeds)"], arms())
+
+
 def page() -> list[str]:
     """Make the lines of docs/evidence/real_weights.md."""
     head = ["problem", "toy", "SmolLM2", "agree", "documented runs of others"]
-    rows, claims = list(arms()), measured("real_weights/claims")["claims"]
     bf16 = measured("real_weights/padding")["parts"]["short texts"]["bfloat16"]
-    about = [
-        "task",
-        "arm",
-        "seeds",
-        "steps with a gradient, of those whose rewards differ",
-        "logged as clipped",
-        "truncated",
-    ]
-    about += ["held-out questions right, untrained to last (seeds)"]
-    none = "None is stored yet: `make real` trains them, `python -m benchmarks.real` stores those that are finished."
+    none = ["None is stored yet: `make real` trains them, `python -m benchmarks.real` stores those that are finished."]
+    made = [("examples and EOS", "`python -m benchmarks.dose`", made_with(measured("dose")))]
+    made = [*(("SmolLM2", "`python -m benchmarks.real`", versions) for versions in made_arms()), *made]
     return [
         "# What was seen on real weights",
         "",
@@ -184,11 +195,7 @@ def page() -> list[str]:
         "",
         f"README's figure shows the {SHOWN}.",
         "",
-        *(table(about, rows) if rows else [none]),
-        "",
-        "Made with:",
-        "",
-        *made_arms(),
+        *(csv_next_to_page("smollm2.csv") if list(arms()) else none),
         "",
         *dose.page(measured("dose")),
         "## gemma-3-270m",
@@ -198,7 +205,7 @@ def page() -> list[str]:
         f"`git show {LAST}:benchmarks/real_weights/padding.py` shows one. Its trainings are [documented",
         "runs](baselines.md), `workbench-gemma-3-270m-...`. Names in italics are files in `data/measured/real_weights/`.",
         "",
-        *table(HEAD, [[row[name] for name in HEAD] for row in claims]),
+        *csv_next_to_page("gemma.csv"),
         "",
         "In bf16 position ids do not take the change by padding away: the largest change of a log-prob is "
         f"{bf16['implicit']:.3f} nats",
@@ -207,17 +214,17 @@ def page() -> list[str]:
         "Its trainings with the stop string `</answer>`: 60 steps each, LoRA, vLLM, TRL 1.16.0. They are in",
         "`data/measured/stop_string.json`. Their program is gone: `git show 27f8652:benchmarks/stop_string.py`.",
         "",
-        *table(["arm", "seed", *about[3:6], "held-out questions right, untrained to last"], gemma_arms()),
+        *csv_next_to_page("gemma_stops.csv"),
         "",
-        "`python -m benchmarks.pages` writes this page from `data/` and the notebooks.",
-        "",
+        *made_section(made),
     ]
 
 
-def costs() -> list[list[str]]:
-    """Return a row for each thing whose cost was measured."""
+def costs_csv() -> str:
+    """Make costs.csv: a row for each thing whose cost was measured."""
     rows = measured("cost")["rows"].items()
-    return [[*name.split("; "), row["says"], made_with(row)] for name, row in rows]
+    head = ["what", "model", "measured", "made with"]
+    return csv_text(head, [[*name.split("; "), row["says"], made_with(row)] for name, row in rows])
 
 
 def figure() -> DescribedFigure:

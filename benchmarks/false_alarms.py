@@ -33,7 +33,7 @@ import trl
 from peft import LoraConfig
 from transformers import AutoModelForCausalLM, AutoTokenizer, PrinterCallback
 
-from tools.record import about, made_with, measured, parser, run_main, table, use_one_thread
+from tools.record import about, csv_next_to_page, csv_text, made_with, measured, parser, run_main, table, use_one_thread
 from workbench.audit.report import audit_run
 from workbench.curves.stats import share_interval
 from workbench.experiments.recipes import grpo_config, load_prompts, make_recipe, resolve_model
@@ -297,69 +297,69 @@ def rates(rows: Mapping[str, dict]) -> list[list[str]]:
     return lines
 
 
-def page() -> list[str]:
-    """Make the lines of docs/evidence/false_alarms.md."""
+def made() -> list[tuple[str, str, str]]:
+    """Say what made the results."""
     rows = measured("false_alarms")["rows"]
-    healthy = [
-        [name, f"{rows[name]['steps']}", _counted(rows[name]["verdicts"]), ", ".join(false) or "none", ", ".join(true)]
-        for name, (false, true) in judged(rows).items()
-    ]
-    late = []
+    by = "`python -m benchmarks.false_alarms --out data/measured/false_alarms.json`"
+    return [("trainings", by, text) for text in sorted({made_with(row) for row in rows.values()})]
+
+
+def trainings_csv() -> str:
+    """Make false_alarms.csv: the healthy trainings, and those whose engine is one sync late."""
+    rows = measured("false_alarms")["rows"]
+    lines = []
+    for name, (false, true) in judged(rows).items():
+        row = rows[name]
+        verdicts = _counted(row["verdicts"]) or "no engine"
+        alarms = [", ".join(false) or "none", ", ".join(true) or "none"]
+        lines.append([name, "in time", str(row["steps"]), verdicts, *alarms, ""])
     for name in (name for name in LATE if name in rows):
         row, first = rows[name], rows[name]["first named"]
         answer = f"{first[1]}, from step {first[0]} on" if first else CANNOT_TELL
-        late.append([name.removeprefix("one sync late: "), _counted(row["verdicts"]), answer])
+        training = name.removeprefix("one sync late: ")
+        lines.append([training, "one sync late", str(row["steps"]), _counted(row["verdicts"]), "", "", answer])
+    head = ["training", "weight sync", "steps", "verdicts of the probe", "false alarms", "true warnings"]
+    return csv_text([*head, "answer of the probe"], lines)
+
+
+def page() -> list[str]:
+    """Make the lines of docs/evidence/false_alarms.md, without its other sections."""
+    rows = measured("false_alarms")["rows"]
     probes = sum(sum(rows[name]["verdicts"].values()) for name in judged(rows))
-    made = sorted({made_with(rows[name]) for name in rows})
+    late = [rows[name] for name in LATE if name in rows]
+    named = sum(bool(row["first named"]) for row in late)
     return [
-        "# How often the diagnostics alarm without a cause",
+        "# How often the workbench alarms without a cause",
         "",
         f"In {len(judged(rows))} healthy trainings of toys on real TRL and real vLLM (in process, on a CPU), this page counts",
-        "every warning of the workbench. It is written by",
-        "",
-        "    python -m benchmarks.false_alarms --out data/measured/false_alarms.json",
-        "    python -m benchmarks.pages",
-        "",
-        *(f"Made with {text}." for text in made),
-        "",
-        "Each training has `attach_watch`, which applies the live rules at every step. On vLLM the sampler probe scores at",
-        f"every step too, {probes} times in all. The audit then reads the finished record. A training counts once, however",
-        "many warnings it got.",
+        "every warning. `attach_watch` applies the live rules at every step, on vLLM the sampler probe scores at every step too",
+        f"({probes} times), and the audit reads the finished record. A training counts once, however many warnings it got.",
         "",
         *table(
             ["what warned", "trainings with a false alarm", "trainings with any warning, also a true one"], rates(rows)
         ),
         "",
-        "**Not false** is a warning that is true because of the way the training was made. The table of trainings has a",
-        "column for it.",
+        "A true warning comes from how the training was made:",
         "",
-        "- `lost precision` of an engine in bf16 next to a trainer in fp32. The engine does compute in less precision.",
-        "- `no-learning` at learning rates of 1e-5 and below, with LoRA of 1e-4 and below. It says that the reward changed",
-        "  by less than it scatters from step to step. That is true: most toys need more than 40 steps there. It is a warning",
-        "  and not a problem, but it says nothing new to somebody who knows that the run is short. The case of LoRA was added",
-        "  after its result was seen: it moved log-probs by 0.01 nats, less than others do at 1e-5.",
+        "- `lost precision` of an engine in bf16 next to a trainer in fp32.",
+        "- `no-learning` at rates of 1e-5 and below, with LoRA 1e-4: the reward changed by less than it scatters, as most toys",
+        "  need more than 40 steps. That is nothing new where one knows that the run is short. LoRA was added after its result",
+        "  was seen: it moved log-probs by 0.01 nats, less than others at 1e-5.",
         "- `zero-gradient` if most groups get no reward at all.",
         "",
-        "What would be a true alarm was taken out: GPT-2 trains without dropout (`disable_dropout=True`), and on stock TRL",
-        "with prompts of one length. With dropout TRL scores GPT-2 0.16 nats a token away from its sampler, and with padding",
-        "at wrong positions; the rules `mismatch` and `padding-positions` find that.",
-        "",
-        "Toys are not large models, and 40 steps are few. The trainings were chosen by hand, and the rates are of them alone.",
-        "",
-        "## Healthy trainings",
-        "",
-        "A row names trainer, model, learning rate, the trainer's precision, the sampler, and other settings. The verdicts",
-        "are those of the sampler probe.",
-        "",
-        *table(["training", "steps", "verdicts", "false alarms", "true warnings"], healthy),
+        "What would be a true alarm was taken out: GPT-2 trains with `disable_dropout=True`, and on stock TRL with prompts of",
+        "one length. With dropout TRL scores GPT-2 0.16 nats a token away from its sampler, and with padding at wrong",
+        "positions; the rules `mismatch` and `padding-positions` find that. Toys are not large models, 40 steps are few, and",
+        "the trainings were chosen by hand.",
         "",
         "## An engine that is one sync late",
         "",
-        "The same trainings, but each sync sends the weights of the sync before. At small learning rates an update is smaller",
-        "than the rounding of bf16 weights. Then the engine of a healthy training has the same old weights, and nothing can",
-        "distinguish the two: the probe answers `cannot tell`.",
+        "The same trainings, but each sync sends the weights of the sync before. The probe names it in "
+        f"{named} of {len(late)}, from the",
+        "second step on. In the others an update is smaller than the rounding of bf16 weights: the engine of a healthy training",
+        "has the same old weights, nothing can distinguish the two, and the probe answers `cannot tell`.",
         "",
-        *table(["training", "verdicts", "the probe's answer"], late),
+        *csv_next_to_page("false_alarms.csv"),
         "",
     ]
 

@@ -1,4 +1,4 @@
-"""Writes every page and figure that is made of data/measured/ and data/baselines/: `python -m benchmarks.pages`.
+"""Writes every page, CSV and figure that is made of data/measured/ and data/baselines/: `python -m benchmarks.pages`.
 
 A hand-written page has its measured parts between `<!-- measured: NAME -->` and `<!-- end -->`; `PARTS` says what a name is.
 """
@@ -21,22 +21,50 @@ from benchmarks import (
     rule_rates,
     trl_tests,
 )
-from tools.record import ROOT, made_with, measured, table
+from tools.record import ROOT, csv_next_to_page, made_section, made_with, measured
 from workbench.runs.files import write_text
 
 DOCS = ROOT / "docs"
+EVIDENCE = DOCS / "evidence"
 PAGES: dict[str, Callable[[], Iterable[str]]] = {
     "baselines.md": documented_page.page,
     "documented_verdicts.md": documented_verdicts.page,
-    "error_rates.md": lambda: [*error_rates.page(), "", *_section(attribution.page())],
-    "false_alarms.md": lambda: [*false_alarms.page(), *rule_rates.page(), "", *_section(check_step_grid.page())],
+    "error_rates.md": error_rates.page,
+    "false_alarms.md": lambda: [
+        *false_alarms.page(),
+        *rule_rates.page(),
+        *made_section([*false_alarms.made(), *rule_rates.made()]),
+    ],
+    "attribution.md": attribution.page,
+    "check_step_grid.md": check_step_grid.page,
     "real_weights.md": evidence.page,
+}
+# The tables that a page does not hold itself: files next to the pages of docs/evidence.
+CSVS: dict[str, Callable[[], str]] = {
+    "attribution.csv": attribution.cases_csv,
+    "audit_corpus.csv": audit.faults_csv,
+    "baselines.csv": documented_page.runs_csv,
+    "baselines_copies.csv": documented_page.copies_csv,
+    "check_step_grid.csv": check_step_grid.settings_csv,
+    "costs.csv": evidence.costs_csv,
+    "documented_place.csv": documented_verdicts.place_csv,
+    "documented_trend.csv": documented_verdicts.trend_csv,
+    "error_rates.csv": error_rates.seeds_csv,
+    "error_rates_controls.csv": error_rates.trainings_csv,
+    "false_alarms.csv": false_alarms.trainings_csv,
+    "gemma.csv": evidence.gemma_csv,
+    "gemma_stops.csv": evidence.gemma_stops_csv,
+    "public_logs.csv": public_logs.logs_csv,
+    "smollm2.csv": evidence.smollm2_csv,
 }
 PARTS: dict[str, Callable[[], Iterable[str]]] = {
     "audit": audit.page,
+    "audit costs": audit.costs_table,
+    "corpus made": lambda: made_section(audit.made())[:-1],
+    "public logs made": lambda: made_section(public_logs.made())[:-1],
     "held back": lambda: [f"- {public_logs.held_back()}."],
     "public_logs": public_logs.page,
-    "costs": lambda: table(["what", "model", "measured", "made with"], evidence.costs()),
+    "costs": lambda: csv_next_to_page("costs.csv"),
     "watch": lambda: _cost("watch"),
     "sampler probe": lambda: _cost("sampler probe"),
     "trl tests": lambda: trl_tests.page(measured("trl_tests")),
@@ -45,20 +73,15 @@ PARTS: dict[str, Callable[[], Iterable[str]]] = {
 _PART = re.compile(r"(<!-- measured: (.+?) -->\n).*?(<!-- end -->)", re.DOTALL)
 
 
-def _section(lines: Iterable[str]) -> list[str]:
-    """Lower each heading of a page by one level, so that it is a section of another page."""
-    return [f"#{line}" if line.startswith("#") else line for line in lines]
-
-
 def _cost(what: str) -> list[str]:
     row = measured("cost")["rows"][f"{what}; starter"]
     return [f"On the starter: {row['says']}", f"({made_with(row)})."]
 
 
 def pages() -> dict[Path, str]:
-    """Make the text of each page that shows what was measured."""
-    found = {}
-    for path in sorted(DOCS.rglob("*.md")):
+    """Make the text of each page and of each CSV that shows what was measured."""
+    found = {EVIDENCE / name: make() for name, make in CSVS.items()}
+    for path in sorted({*DOCS.rglob("*.md"), *(EVIDENCE / name for name in PAGES)}):
         if path.name in PAGES:
             up = "../" * (len(path.relative_to(ROOT).parts) - 1)
             found[path] = "\n".join(PAGES[path.name]()).replace("](../data/", f"]({up}data/")

@@ -13,7 +13,7 @@ import subprocess
 from collections.abc import Iterable
 from pathlib import Path
 
-from tools.record import made_with, measured, parser, publish, table
+from tools.record import csv_next_to_page, csv_text, made_with, measured, parser, publish, table
 from workbench.audit.finding import FOUND
 from workbench.audit.report import audit_run
 from workbench.errors import WorkbenchError
@@ -151,6 +151,28 @@ def held_back() -> str:
     return f"{where}: the cause found in {causes} faulty or flat logs, a false finding in {false} others, {read} read"
 
 
+def made() -> list[tuple[str, str, str]]:
+    """Say what made the results."""
+    by = "`python -m benchmarks.public_logs FOLDER --rivals FOLDER`"
+    gone = "`git show d662082:benchmarks/verdicts/audit.py`, `--public FOLDER`, gone"
+    return [
+        ("46 public logs", by, made_with(measured("public_logs"))),
+        ("43 public logs", gone, "commit 8959924, 2026-11-22, workbench 0.1.0"),
+    ]
+
+
+def logs_csv() -> str:
+    """Make public_logs.csv: our judgement of each log, and what the audit finds."""
+    lines = []
+    for row in measured("public_logs")["logs"]:
+        half = HALVES[row["half"]] + (", known" if row["known"] else "")
+        rules = "" if row["workbench"] == "not read" else ", ".join(row["found"]) or "nothing"
+        place = [f"`{row['repo']}`", f"`{row['path']}`", f"`{row['commit'][:7]}`"]
+        lines.append([*place, half, row["judgement"], rules, row["workbench"]])
+    head = ["repository", "file", "commit", "half", "our judgement, before any tool ran", "the audit finds", "verdict"]
+    return csv_text(head, lines)
+
+
 def page() -> list[str]:
     """Make the part of docs/evidence/audit.md about these logs."""
     result = measured("public_logs")
@@ -161,26 +183,19 @@ def page() -> list[str]:
     names = ("read", "faulty or flat: the cause among what is found", "others: a false problem or a wrong finding")
     endings = [row["ending"] for row in new if row["readable"]]
     fired = [f"{row['repo']} `{row['path']}`" for row in new if row["ending"] == FOUND]
-    lines = [
-        [f"{row['repo']} `{row['path']}` {row['commit'][:7]}", HALVES[row["half"]] + ", known" * row["known"], row["judgement"],
-         ", ".join(row["found"]) or "nothing" if row["workbench"] != "not read" else "", row["workbench"]]
-        for row in result["logs"]
-    ]  # fmt: skip
     known = len(result["logs"]) - len(new)
     notebooks = sum(row["path"].endswith(".ipynb") and row["readable"] for row in new)
     counts = [[name, *column] for name, *column in zip(names, *columns, strict=True)]
     return [
         *table(["", *heads, *(f"{tool}, all {len(new)}" for tool in TOOLS)], counts),
         "",
-        f"Made by `python -m benchmarks.public_logs FOLDER --rivals FOLDER` ({made_with(result)}). {known} more logs turned",
-        "out to be copies of documented runs, which the rules had seen. The table below calls them *known*; no count has them.",
+        f"{known} more logs turned out to be copies of documented runs, which the rules had seen: *known*; no count has them.",
         f"{notebooks} of the {len(new)} are notebooks, which none of the four other tools reads.",
-        "",
         f"Of the {len(endings)} logs `reward-is-ending` is found in {len(fired)} ({', '.join(fired)}) and not found in",
         f"{endings.count('not found')}. It cannot tell in {len(endings) - len(fired) - endings.count('not found')}, which log",
         "no truncated share, or fewer than 12 steps of it.",
         "",
-        *table(["log", "half", "our judgement, before any tool ran", "the audit finds", ""], lines),
+        *csv_next_to_page("public_logs.csv"),
     ]  # fmt: skip
 
 

@@ -127,12 +127,8 @@ def page() -> list[str]:
         "## Rules about parts, wasted groups and endings",
         "",
         "Three rules judge made-up logs of which the truth is known, with autoregressive noise, AR(0.8), and the 36 healthy",
-        "controls of `tests/audit/corpus/`. Written by",
-        "",
-        f"    python -m benchmarks.rule_rates --repeats {repeats} --out data/measured/rule_rates.json",
-        "",
-        f"({made_with(result)}). The rates are per cent of {repeats} logs. If the rule should be silent, at most 5%",
-        f"is the aim; a rate of 5% has an interval of ± {196 * (0.05 * 0.95 / repeats) ** 0.5:.1f} points.",
+        f"controls of `tests/audit/corpus/`. The rates are per cent of {repeats} logs. If the rule should be silent, at most 5% is",
+        f"the aim; a rate of 5% has an interval of ± {196 * (0.05 * 0.95 / repeats) ** 0.5:.1f} points.",
         "",
         *table(["the log", "rule", "should it be found?", *(f"{steps} steps" for steps in STEPS)], lines),
         "",
@@ -141,6 +137,13 @@ def page() -> list[str]:
         "The findings of `wasted-groups` are true: it counts groups, and these controls have that many with equal rewards.",
         "",
     ]
+
+
+def made() -> list[tuple[str, str, str]]:
+    """Say what made the rates."""
+    result = measured("rule_rates")
+    by = f"`python -m benchmarks.rule_rates --repeats {result['repeats']} --out data/measured/rule_rates.json`"
+    return [("three rules", by, made_with(result))]
 
 
 def main() -> None:

