@@ -2,8 +2,9 @@
 
 import re
 from pathlib import Path
+from urllib.parse import unquote
 
-from bs4 import BeautifulSoup
+from bs4 import BeautifulSoup, Tag
 
 ROOT = Path(__file__).parents[1]
 project = "Workbench"
@@ -31,10 +32,21 @@ html_theme = "furo"
 html_title = "Workbench"
 html_static_path = ["site"]
 html_css_files = ["site.css"]
+html_js_files = ["tables.js"]
 html_copy_source = html_show_sphinx = False
 html_theme_options = {"footer_icons": []}
 
+# A link to one of these sources is right on a hosting page. On the site it leads to the page that is built from the source.
+BUILT = {
+    r"workbench/audit/(?:rules_\w+|check)\.py": "/docs/reference/rules.md",
+    r"workbench/(?:\w+/)?__init__\.pyi": "/docs/reference/api.md",
+}
 TEXT = 12  # characters a cell, in the mean; a table of less is one of numbers, and scrolls
+
+
+def _link_to_built_pages(app, page, source) -> None:
+    for place, built in BUILT.items():
+        source[0] = re.sub(rf"\]\((?:\.\./)*{place}(#[\w-]+)?\)", rf"]({built}\1)", source[0])
 
 
 def _front_page(app, error) -> None:
@@ -51,6 +63,8 @@ def _label_cells(app, page, template, context, doctree) -> None:
         return
     soup = BeautifulSoup(context["body"], "html.parser")
     for table in soup.select("table.docutils"):
+        for cell in table.select("tbody td"):
+            _link_addresses(soup, cell)
         names = [cell.get_text(" ", strip=True) for cell in table.select("thead th")]
         cells = [cell.get_text(" ", strip=True) for cell in table.select("tbody td")]
         if len(names) > 2 and sum(map(len, cells)) > TEXT * len(cells):
@@ -62,6 +76,19 @@ def _label_cells(app, page, template, context, doctree) -> None:
     context["body"] = str(soup)
 
 
+def _link_addresses(soup: BeautifulSoup, cell: Tag) -> None:
+    """Make links of the addresses in a cell of nothing else, as a CSV has them."""
+    addresses = cell.get_text(" ", strip=True).split()
+    if not addresses or cell.find("a") or not all(one.startswith("https://") for one in addresses):
+        return
+    cell.clear()
+    for address in addresses:
+        link = soup.new_tag("a", href=address, attrs={"class": "reference external"})
+        link.string = unquote(address.rpartition("/")[2])
+        cell.extend([link, " "])
+
+
 def setup(app) -> None:
+    app.connect("source-read", _link_to_built_pages)
     app.connect("html-page-context", _label_cells)
     app.connect("build-finished", _front_page)

@@ -188,7 +188,7 @@ def step_page(data: dict, defects: dict) -> str:
         "",
         "    python repros/matrix.py --step",
         "",
-        f"Of {len(settings)} settings {same} differ from their definition on no release. A cell names the first stage that",
+        f"{same} of {len(settings)} settings agree with their definition on every release. A cell names the first stage that",
         "differs, or `same`; n/a: the setting does not run there. Neighbouring releases with equal results share a column. The",
         f"last column is what `check_step` says on the newest release with a difference. Not run: {', '.join(known) or 'none'}.",
         "",
@@ -288,19 +288,6 @@ def load() -> dict:
 
 def save(data: dict) -> None:
     RESULTS.write_text(json.dumps(data, indent=1, ensure_ascii=False) + "\n")
-
-
-def ranges(data: dict) -> list[tuple[str, list[str]]]:
-    """Neighbouring releases on which every repro came out the same, oldest first: `1.0.0 to 1.3.0` and what is in it."""
-    cells = data["results"]
-    made: list[tuple[list, list[str]]] = []
-    for release in sorted({release for column in cells.values() for release in column}, key=order):
-        states = [cells.get(name, {}).get(release, {}).get("state", "not run") for name in repros()]
-        if made and made[-1][0] == states:
-            made[-1][1].append(release)
-        else:
-            made.append((states, [release]))
-    return [(group[0] if len(group) == 1 else f"{group[0]} to {group[-1]}", group) for _, group in made]
 
 
 def page(data: dict) -> str:

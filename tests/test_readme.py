@@ -11,15 +11,18 @@ from conftest import NOTEBOOKS, ROOT, call
 from trl_version import HAS_PPO
 
 from benchmarks.evidence import effect, held_out
+from tools.api import listed
+from workbench.audit.check import RULES
 from workbench.audit.report import audit_run
 from workbench.curves import load_baseline
 from workbench.errors import ParameterError
 from workbench.experiments.instruments.custom_stops import recorded, useful_steps
 
 README = ROOT / "README.md"
+BUILT = {ROOT / "docs" / "reference" / f"{name}.md" for name in ("api", "rules")}
 SYMPTOMS = ROOT / "docs" / "how-to" / "symptoms.md"
 PAGES = [ROOT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md", "AGENTS.md", "data/README.md")]
-PAGES += [*sorted((ROOT / "docs").rglob("*.md")), *NOTEBOOKS]
+PAGES += [*sorted(set((ROOT / "docs").rglob("*.md")) - BUILT), *NOTEBOOKS]
 TINY = {"use_cpu": True, "bf16": False, "gradient_checkpointing": False, "save_strategy": "no"}
 TINY |= {"per_device_train_batch_size": 4, "num_generations": 2}
 
@@ -40,6 +43,11 @@ def rows_of(path) -> list[list[str]]:
     """Return the cells of each line of the first table with a column `you see`."""
     table = path.read_text(encoding="utf-8").partition("| you see |")[2].partition("\n\n")[0]
     return [[cell.strip() for cell in line.strip("|").split("|")] for line in table.splitlines()[2:]]
+
+
+def names_of(stub) -> set[str]:
+    """Return the headings of a stub on the site's page of names."""
+    return {name.lower() for name in listed(stub)} | {f"workbench{stub.parent.name}"}
 
 
 def advice(path) -> str:
@@ -78,7 +86,10 @@ def test_every_link_of_a_page_leads_somewhere(page):
         path, _, anchor = target.partition("#")
         there = page.parent / path if path else page
         assert there.exists(), f"{page.name}: {target}"
-        if anchor:
+        if there.suffix in (".py", ".pyi"):  # the site has a page of the rules, and one of the names
+            known = {rule.name for rule in RULES} if there.suffix == ".py" else names_of(there)
+            assert not anchor or anchor in known, f"{page.name}: {target}"
+        elif anchor:
             text = prose(there)
             plain = [re.sub(r"[^\w -]", "", h.lower()).strip() for h in re.findall(r"^#+ (.*)$", text, re.M)]
             slugs = [heading.replace(" ", "-") for heading in plain]

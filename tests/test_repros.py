@@ -1,4 +1,4 @@
-"""The scripts of repros/ stand alone, each has its patch, and docs/defects.md says what they were seen to say."""
+"""The scripts of repros/ stand alone, each has its patch, and docs/evidence/defects.md says what they were seen to say."""
 
 import ast
 import importlib.util
@@ -63,10 +63,11 @@ def test_results_are_of_the_code_that_is_there_on_six_releases_or_more(name):
     assert {cell["code"] for cell in cells.values()} == {matrix.digest(name)}
 
 
-def test_only_neighbouring_releases_that_came_out_the_same_share_a_column():
-    states = {"1.0.0": "present", "1.2.0": "present", "1.10.0": "fixed", "1.11.0": "present"}
-    data = {"results": {name: {v: {"state": state} for v, state in states.items()} for name in NAMES}}
-    assert [label for label, _ in matrix.ranges(data)] == ["1.0.0 to 1.2.0", "1.10.0", "1.11.0"]
+def test_only_neighbouring_releases_are_one_stretch():
+    cells = {name: {"state": state} for name, state in {"1.0.0": "present", "1.2.0": "present", "1.11.0": "present"}.items()}
+    releases = ["1.0.0", "1.2.0", "1.10.0", "1.11.0"]
+    assert matrix.stretches(cells, releases, "present") == "1.0.0 to 1.2.0, 1.11.0"
+    assert matrix.stretches(cells, releases, "fixed") == ""
 
 
 def test_a_step_shows_each_defect_or_the_page_says_why_not():

@@ -133,7 +133,7 @@ def test_several_runs_are_a_table_first_and_what_is_alike_stands_once(capsys, tm
     assert [row.split()[1:] for row in rows[:2]] == [["problem", "masked-stops"]] * 2
     assert rows[2].split()[1:] == ["no", "problem", "false-clipping"]
     assert out.count("PROBLEM masked-stops") == 1 and f"open in {folders[0]}, {folders[1]}" in out
-    assert "(docs" not in out and "more: docs/reference/rules.md#masked-stops" in out
+    assert "(workbench/" not in out and "more: workbench/audit/rules_" in out
     assert "100% of completions" in out or "% of completions left out" in out
     assert "not checked, because these are missing: completions (mixed-groups" in " ".join(out.split())
 

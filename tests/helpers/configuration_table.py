@@ -17,6 +17,7 @@ from configuration_runs import BATCH, CONFIGS, LIMIT, POLICY, STEPS, STOP, TRAIN
 from peft import LoraConfig
 from trainers import STOCK
 
+from tools.record import csv_text
 from workbench.experiments.recipes import load_prompts
 from workbench.experiments.toys.starter import EOS, PAD
 from workbench.generation.stops import StopSpec
@@ -229,17 +230,24 @@ def sentence(test: Callable) -> str:
 
 
 def page() -> str:
-    """`docs/evidence/what_is_tested.md`: above its table as it stands there, with the releases that are installed."""
+    """`docs/evidence/what_is_tested.md` as it stands there, with the releases that are installed."""
     vllm = packages_distributions()["vllm"][0]  # of the build
     names = {"trl": "trl", "transformers": "transformers", "vllm": vllm, "torch": "torch"}
     versions = ", ".join(f"{name} {version(of).partition('+')[0]}" for name, of in names.items())
-    above = PAGE.read_text(encoding="utf-8").partition("\n| | ")[0]
-    above = re.sub(r"with trl .*, on a CPU", f"with {versions}, on a CPU", above)
-    lines = [above, f"| | {' | '.join(TRAINERS)} |", f"|---|{'|'.join(['---'] * len(TRAINERS))}|"]
-    lines += [f"| {row.text} | {' | '.join(map(row.cell, TRAINERS))} |" for row in TABLE.values()]
-    lines += ["", "## The tests of each row"]
+    return re.sub(r"with trl .*, on a CPU", f"with {versions}, on a CPU", PAGE.read_text(encoding="utf-8"))
+
+
+def sheet() -> str:
+    """`docs/evidence/what_is_tested.csv`: a row for each option, with its cells and what its tests show."""
     tests = sorted(TESTS, key=lambda row: (row[0].__module__, row[0].__code__.co_firstlineno))
+    rows = []
     for name, row in TABLE.items():
-        if shown := dict.fromkeys(f"- {says}" for _, option, _, says in tests if option == name):
-            lines += ["", f"{row.text[0].upper()}{row.text[1:]}:", "", *shown]
-    return "\n".join(lines) + "\n"
+        shown = dict.fromkeys(says for _, option, _, says in tests if option == name)
+        rows.append([row.text, *map(row.cell, TRAINERS), "; ".join(shown)])
+    return csv_text(["configuration", *TRAINERS, "what its tests show"], rows)
+
+
+def write() -> None:
+    """Write the page and its CSV."""
+    PAGE.write_text(page(), encoding="utf-8")
+    PAGE.with_suffix(".csv").write_text(sheet(), encoding="utf-8")

@@ -1,6 +1,6 @@
 """The page of what is tested is written by the table of options and its tests.
 
-PYTHONPATH=.venv/lanes/trl-1.12.0 python tests/training/test_what_is_tested.py > docs/evidence/what_is_tested.md
+PYTHONPATH=.venv/lanes/trl-1.12.0:. python tests/training/test_what_is_tested.py
 """
 
 import importlib
@@ -11,7 +11,7 @@ if __name__ == "__main__":  # as pytest sets it
     sys.path[:0] = [str(Path(__file__).parents[1]), str(Path(__file__).parents[1] / "helpers")]
 
 import pytest
-from configuration_table import PAGE, TABLE, TESTS, page
+from configuration_table import PAGE, TABLE, TESTS, page, sheet, write
 from trl_version import TRL
 
 pytestmark = pytest.mark.slow  # they import all that trains
@@ -23,6 +23,7 @@ for name in sorted(path.stem for path in Path(__file__).parent.glob("test_config
 @pytest.mark.skipif(TRL[:2] != (1, 12), reason="the page is of the release with PPO: `make test-ppo` compares it")
 def test_page_is_what_the_tests_say():
     assert PAGE.read_text(encoding="utf-8") == page()
+    assert PAGE.with_suffix(".csv").read_text(encoding="utf-8") == sheet()
 
 
 def test_each_cell_that_says_tested_or_refused_has_a_test():
@@ -37,4 +38,4 @@ def test_each_cell_that_says_tested_or_refused_has_a_test():
 
 
 if __name__ == "__main__":
-    sys.stdout.write(page())
+    write()

@@ -32,10 +32,11 @@ class Rule:
 
     @property
     def more(self) -> str:
-        """Where it is described: the built-in rules on their page, a user's own where its function stands."""
-        code = self.function.__code__
-        built_in = self.function.__module__.startswith("workbench.")
-        return f"docs/reference/rules.md#{self.name}" if built_in else f"{code.co_filename}:{code.co_firstlineno}"
+        """File and line of the function whose docstring describes it; of a built-in rule the file within the package."""
+        module, code = self.function.__module__, self.function.__code__
+        if module.startswith("workbench."):
+            return f"{module.replace('.', '/')}.py:{code.co_firstlineno}"
+        return f"{code.co_filename}:{code.co_firstlineno}"
 
     def __call__(self, log: Log) -> Finding:
         """Ask a log. The finding is kept there, so that rules may ask each other."""
