@@ -4,7 +4,32 @@ NOTEBOOKS := $(sort $(basename $(notdir $(wildcard notebooks/[0-9][0-9]_*.ipynb)
 TEST_JOBS ?= 2
 export JUPYTER_PREFER_ENV_PATH := 1
 
-.PHONY: install notebooks report real test test-ppo test-all test-rare test-lanes test-oldest test-lowest test-newest lanes check durations lab lint bench docs screenshots clean
+.PHONY: help install notebooks report real test test-ppo test-all test-rare test-lanes test-oldest test-lowest test-newest lanes check durations lab lint bench docs screenshots clean
+
+#   help         these lines
+#   install      TRL, vLLM and JupyterLab into .venv
+#   check        lint and the tests that start no model, while you edit
+#   lint         ruff and mypy
+#   test         the tests before a commit
+#   test-ppo     those of PPO, on the last TRL that has it
+#   test-all     all tests, also on other releases
+#   test-rare    those marked rare
+#   test-oldest  what uses TRL, on the oldest TRL
+#   test-lowest  the quick tests on the lowest releases of everything
+#   test-newest  the quick tests on the newest releases of everything
+#   test-lanes   test-oldest and test-lowest without slow tests
+#   lanes        stops, positions and groups on each TRL between
+#   durations    how long each test file takes, on an idle machine
+#   lab          JupyterLab on this checkout
+#   notebooks    executes all notebooks and stores their outputs
+#   report       runs all notebooks and makes their report
+#   real         the problems on a real model, for hours
+#   bench        the benchmarks that need no GPU
+#   docs         the site in build/site
+#   screenshots  pictures of the docs
+#   clean        removes .venv and what was built
+help:
+	@sed -n 's/^#   /make /p' Makefile
 
 install: .venv/installed
 
