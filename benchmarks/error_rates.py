@@ -284,7 +284,7 @@ def made() -> list[tuple[str, str, str]]:
     gone = "`git show d662082:benchmarks/verdicts/control.py`, gone"
     return [
         ("simulated runs", f"`python -m benchmarks.error_rates {asked}`", made_with(result)),
-        ("of the mean", "`python -m benchmarks.error_rates --mean 1`", made_with(measured("error_rates_mean"))),
+        ("with `statistic=np.mean`", "`python -m benchmarks.error_rates --mean 1`", made_with(measured("error_rates_mean"))),
         ("positive control", f"`python -m benchmarks.controls {rates}`", made_with(control)),
         ("other rounding, faults", gone, made_with(control["older"])),
     ]

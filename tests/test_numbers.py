@@ -3,7 +3,6 @@
 The test sees what `SUBJECTS` lists: a number in other words, in a picture or about another subject passes.
 """
 
-import ast
 import functools
 import json
 import re
@@ -52,11 +51,6 @@ def found_in(place: str, pattern: str) -> float:
     return number(re.search(pattern, (ROOT / place).read_text(encoding="utf-8"))[1])
 
 
-def top_names() -> float:
-    tree = ast.parse((ROOT / "workbench" / "__init__.pyi").read_text())
-    return len(next(ast.literal_eval(node.value) for node in tree.body if isinstance(node, ast.Assign)))
-
-
 def logged_as_truncated() -> float:
     (run,) = audit_run(ROOT / "data" / "audit" / "masked_stops").runs
     (finding,) = [f for f in run.findings if f.rule == "false-clipping"]
@@ -86,7 +80,6 @@ SUBJECTS: dict[str, Callable[[], float]] = {
     r"TRL {n} to 1\.\d+": lambda: minor(OLDEST),
     r"TRL 1\.\d+ to {n}": lambda: minor(NEWEST),
     r"Python {n} or newer": lambda: found_in("pyproject.toml", r'requires-python = ">=([\d.]+)"'),
-    r"has {n} names\b": top_names,
     r"{n} small real runs": lambda: len(CORPUS),
     r"documented numbers \({n} steps": lambda: found_in("notebooks/05_grpo_docs_example.ipynb", r"documented (\d+)\)"),
     r"TRL logged that {n}% of its": logged_as_truncated,
