@@ -192,14 +192,17 @@ def rows_of(cases: list[dict]) -> list[list[str]]:
     """Return a row for each case: what was put in, what was found, and whether that is right."""
     rows = []
     for row in cases:
-        named = [f"{name} {size:.2g}" + (" (by size)" if name == row["by size"] else "") for name, size in row["found"].items()]
+        named = [
+            f"{name} {size:.2g}" + (" (by size)" if name == row["by size"] else "")
+            for name, size in row["found"].items()
+        ]
         injected, found = " + ".join(row["injected"]) or "nothing", ", ".join(named) or "none"
         right = "yes" if row["right"] else "no"
         rows.append([injected, row["sampler"], f"{row['whole']:.2g}", found, f"{row['rest']:.2g}", right])
     return rows
 
 
-def made() -> list[tuple[str, str, str]]:
+def provenance() -> list[tuple[str, str, str]]:
     """Say what made the results, a row for each model."""
     out, versions = "--out data/measured/attribution.json", made_with(measured("attribution"))
     gemma = "--model ~/.cache/workbench/gemma-3-270m --prompts 6"
@@ -234,12 +237,12 @@ def page() -> list[str]:
         "log-prob). *By size* is no evidence: what remains is as large as that dtype would cause, but does not match token by",
         "token. *Batch shape* samples with transformers, because vLLM scales RoPE differently. *Left* is what no suspect",
         "explains: **experts** of a mixture model chosen differently (replaying the engine's choice found less than three",
-        "quarters of it); **chunked prefill**, which changes only the order of sums and in lower precision can be counted under",
-        "`dtype`; **tokens**, unless as many ids are trained as were sampled and those were kept.",
+        "quarters of it); **chunked prefill**, which changes only the order of sums and in lower precision can be counted",
+        "under `dtype`; **tokens**, unless as many ids are trained as were sampled and those were kept.",
         "",
         *csv_next_to_page("attribution.csv"),
         "",
-        *made_section(made()),
+        *made_section(provenance()),
     ]
 
 

@@ -182,7 +182,7 @@ def costs_table() -> list[str]:
     return table(["input", "cost", "measured with"], [*rows, *ONCE])
 
 
-def made() -> list[tuple[str, str, str]]:
+def provenance() -> list[tuple[str, str, str]]:
     """Say what made the results on the corpus."""
     result = measured("audit")
     gone = "`git show ebfce180:benchmarks/audit.py`, gone"

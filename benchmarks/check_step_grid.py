@@ -197,7 +197,7 @@ def settings_csv() -> str:
     return csv_text(["setting", *VERDICTS, "why", "seconds"], lines)
 
 
-def made() -> list[tuple[str, str, str]]:
+def provenance() -> list[tuple[str, str, str]]:
     """Say what made the results."""
     cost = "`python -m benchmarks.cost --only check_step --model starter --out data/measured/cost.json`"
     return [
@@ -225,8 +225,9 @@ def page() -> Iterator[str]:
         "# How often check_step calls a healthy step different",
         "",
         "`check_step` checked one step of stock TRL on the starter in each of these settings. No defect of TRL is known in",
-        f"any of them, so `different` would be a false alarm. **{len(false)} of {len(rows)} steps have a stage that is called different**",
-        f"(95%: up to {high:.0%}). Of all stages {stages['same']} are `same`, {stages['rounding']} `rounding`, and {stages['cannot tell']} `cannot tell`.",
+        f"any of them, so `different` would be a false alarm. **{len(false)} of {len(rows)} steps have a stage that is called",
+        f"different** (95%: up to {high:.0%}). Of all stages {stages['same']} are `same`, {stages['rounding']} `rounding`, and",
+        f"{stages['cannot tell']} `cannot tell`.",
         "`tests/watch/test_check_step.py` and `test_check_turns.py` put faults in, and each is found at its stage.",
         "",
         "A setting is named by its loss type, how rewards are scaled, and what else is set; `recomputed` is gradient",
@@ -239,7 +240,7 @@ def page() -> Iterator[str]:
         *COST,
         *table(["model", "measured"], [[name, row["says"]] for name, row in _costs().items()]),
         "",
-        *made_section(made()),
+        *made_section(provenance()),
     )
 
 

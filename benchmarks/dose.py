@@ -17,7 +17,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import PercentFormatter
 
 from benchmarks.real import finished
-from tools.record import ROOT, made_with, parser, publish, run_main, table, use_one_thread
+from tools.record import ROOT, parser, publish, run_main, table, use_one_thread
 from workbench.curves.figures import COLORS, DescribedFigure
 from workbench.curves.stats import seed_interval
 from workbench.experiments.arms import Arm, ObservedGRPOTrainer, train_arms

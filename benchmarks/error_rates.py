@@ -211,7 +211,9 @@ def _of_others(found: tuple[str, dict]) -> list[str]:
     return [*name.split("; "), f"{one['tolerance']:g} {one['unit']}", _counted(verdicts), percent]
 
 
-PARTED = "it parts where it samples something else than the recorded run of its seed; from then on it is like another seed"
+PARTED = (
+    "it parts where it samples something else than the recorded run of its seed; from then on it is like another seed"
+)
 NOTES = {
     "rate x 0.5": "it changes the curve no more than another machine's starter does, and is not seen",
     "positions off; reward": "with transformers missing position ids cancel in GRPO's ratio: the reward cannot show them",
@@ -235,7 +237,9 @@ def trainings_csv() -> str:
         for metric, found in one["metrics"].items():
             note = NOTES.get(name, NOTES.get(f"{name}; {metric}", ""))
             rows.append([f"fault: {name}", f"{one['control']}, other seeds", metric, "", *_judged(found), note])
-    return csv_text(["what", "run", "metric", "tolerance", "verdicts", "worst fifth, from the recorded mean", "note"], rows)
+    return csv_text(
+        ["what", "run", "metric", "tolerance", "verdicts", "worst fifth, from the recorded mean", "note"], rows
+    )
 
 
 def control_section(control: dict) -> list[str]:
@@ -250,17 +254,17 @@ def control_section(control: dict) -> list[str]:
         "## The positive control",
         "",
         "A control is a documented run with ten recorded seeds and a tolerance. `another_seed` says whether a run of the same",
-        f"recipe is one more of these seeds. In {control['repeats']} simulated experiments the seeds have the mean and covariance of",
-        "the recorded ones, and the judged one is shifted by so many units: *different* at shift 0 should be at most 5%. The",
-        "tolerance of each fifth of the steps covers 99% of simulated runs on other machines, where the toy model `starter` comes",
-        "out differently. The last columns are real: each recorded seed is judged by the other nine, and runs on starters made",
-        "without another tenth of the corpus with the tolerance that the others give.",
+        f"recipe is one more of these seeds. In {control['repeats']} simulated experiments the seeds have the mean and",
+        "covariance of the recorded ones, and the judged one is shifted by so many units: *different* at shift 0 should be at",
+        "most 5%. The tolerance of each fifth of the steps covers 99% of simulated runs on other machines, where the toy model",
+        "`starter` comes out differently. The last columns are real: each recorded seed is judged by the other nine, and runs",
+        "on starters made without another tenth of the corpus with the tolerance that the others give.",
         "",
         *table(["control; metric", "tolerance of the fifths", *shifts, "recorded seeds", "newly made starters"], lines),
         "",
         "More real trainings: eight seeds each that others published, judged by the other seven with a tolerance of a tenth of",
-        "what their mean moves (where it hardly moves, `inconclusive` is all that can be said), other rounding, and trainers with",
-        "one fault.",
+        "what their mean moves (where it hardly moves, `inconclusive` is all that can be said), other rounding, and trainers",
+        "with one fault.",
         "",
         *csv_next_to_page("error_rates_controls.csv"),
         "",
@@ -276,7 +280,7 @@ def power_rows() -> list[list[str]]:
     return rows
 
 
-def made() -> list[tuple[str, str, str]]:
+def provenance() -> list[tuple[str, str, str]]:
     """Say what made each result of the page."""
     result, control = measured("error_rates"), measured("control")
     asked = f"--repeats {result['repeats']} --seed {result['seed']} --out data/measured/error_rates.json"
@@ -284,7 +288,11 @@ def made() -> list[tuple[str, str, str]]:
     gone = "`git show d662082:benchmarks/verdicts/control.py`, gone"
     return [
         ("simulated runs", f"`python -m benchmarks.error_rates {asked}`", made_with(result)),
-        ("with `statistic=np.mean`", "`python -m benchmarks.error_rates --mean 1`", made_with(measured("error_rates_mean"))),
+        (
+            "with `statistic=np.mean`",
+            "`python -m benchmarks.error_rates --mean 1`",
+            made_with(measured("error_rates_mean")),
+        ),
         ("positive control", f"`python -m benchmarks.controls {rates}`", made_with(control)),
         ("other rounding, faults", gone, made_with(control["older"])),
     ]
@@ -332,8 +340,8 @@ def page() -> list[str]:
         "",
         "## `seed_interval`: the true mean of the seeds lies inside",
         "",
-        "The aim is 95%; a t interval below 5 seeds, a bootstrap interval from 5 on. If one of five seeds fails, it holds the true",
-        "mean far too seldom. Then report how many seeds fail, with `share_interval`.",
+        "The aim is 95%; a t interval below 5 seeds, a bootstrap interval from 5 on. If one of five seeds fails, it holds the",
+        "true mean far too seldom. Then report how many seeds fail, with `share_interval`.",
         "",
         *table(
             ["values", "2 seeds", "3", "4", "5", "10", "30"],
@@ -345,15 +353,15 @@ def page() -> list[str]:
         "",
         "The chance, in per cent, that the t interval of the mean of paired differences leaves out 0; exact for normal",
         "differences. `seeds_needed` answers the reverse question, and each `inconclusive` verdict names the difference that",
-        "would show in 80% of experiments. In 40 runs of Qwen3-8B on stock TRL 1.8, the difference of two arms in held-out score",
-        "scatters by 0.88 to 1.28 points between seeds: one point takes 9 to 15 seeds.",
+        "would show in 80% of experiments. In 40 runs of Qwen3-8B on stock TRL 1.8, the difference of two arms in held-out",
+        "score scatters by 0.88 to 1.28 points between seeds: one point takes 9 to 15 seeds.",
         "",
         *table(["deviations", *(f"{n} seeds" for n in (3, 5, 8, 10, 20))], power_rows()),
         "",
         "Of 100 differences that do not exist, about 5 show at 95% by luck.",
         "",
         *control_section(measured("control")),
-        *made_section(made()),
+        *made_section(provenance()),
     ]
 
 

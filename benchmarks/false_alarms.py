@@ -297,7 +297,7 @@ def rates(rows: Mapping[str, dict]) -> list[list[str]]:
     return lines
 
 
-def made() -> list[tuple[str, str, str]]:
+def provenance() -> list[tuple[str, str, str]]:
     """Say what made the results."""
     rows = measured("false_alarms")["rows"]
     by = "`python -m benchmarks.false_alarms --out data/measured/false_alarms.json`"
@@ -332,8 +332,8 @@ def page() -> list[str]:
         "# How often the workbench alarms without a cause",
         "",
         f"In {len(judged(rows))} healthy trainings of toys on real TRL and real vLLM (in process, on a CPU), this page counts",
-        "every warning. `attach_watch` applies the live rules at every step, on vLLM the sampler probe scores at every step too",
-        f"({probes} times), and the audit reads the finished record. A training counts once, however many warnings it got.",
+        "every warning. `attach_watch` applies the live rules at every step, on vLLM the sampler probe scores at every step",
+        f"too ({probes} times), and the audit reads the finished record. A training counts once, however many warnings it got.",
         "",
         *table(
             ["what warned", "trainings with a false alarm", "trainings with any warning, also a true one"], rates(rows)
@@ -356,8 +356,8 @@ def page() -> list[str]:
         "",
         "The same trainings, but each sync sends the weights of the sync before. The probe names it in "
         f"{named} of {len(late)}, from the",
-        "second step on. In the others an update is smaller than the rounding of bf16 weights: the engine of a healthy training",
-        "has the same old weights, nothing can distinguish the two, and the probe answers `cannot tell`.",
+        "second step on. In the others an update is smaller than the rounding of bf16 weights: the engine of a healthy",
+        "training has the same old weights, nothing can distinguish the two, and the probe answers `cannot tell`.",
         "",
         *csv_next_to_page("false_alarms.csv"),
         "",

@@ -33,7 +33,7 @@ PAGES: dict[str, Callable[[], Iterable[str]]] = {
     "false_alarms.md": lambda: [
         *false_alarms.page(),
         *rule_rates.page(),
-        *made_section([*false_alarms.made(), *rule_rates.made()]),
+        *made_section([*false_alarms.provenance(), *rule_rates.provenance()]),
     ],
     "attribution.md": attribution.page,
     "check_step_grid.md": check_step_grid.page,
@@ -60,8 +60,8 @@ CSVS: dict[str, Callable[[], str]] = {
 PARTS: dict[str, Callable[[], Iterable[str]]] = {
     "audit": audit.page,
     "audit costs": audit.costs_table,
-    "corpus made": lambda: made_section(audit.made())[:-1],
-    "public logs made": lambda: made_section(public_logs.made())[:-1],
+    "corpus made": lambda: made_section(audit.provenance())[:-1],
+    "public logs made": lambda: made_section(public_logs.provenance())[:-1],
     "held back": lambda: [f"- {public_logs.held_back()}."],
     "public_logs": public_logs.page,
     "costs": lambda: csv_next_to_page("costs.csv"),

@@ -151,7 +151,7 @@ def held_back() -> str:
     return f"{where}: the cause found in {causes} faulty or flat logs, a false finding in {false} others, {read} read"
 
 
-def made() -> list[tuple[str, str, str]]:
+def provenance() -> list[tuple[str, str, str]]:
     """Say what made the results."""
     by = "`python -m benchmarks.public_logs FOLDER --rivals FOLDER`"
     gone = "`git show d662082:benchmarks/verdicts/audit.py`, `--public FOLDER`, gone"

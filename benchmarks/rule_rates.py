@@ -127,8 +127,8 @@ def page() -> list[str]:
         "## Rules about parts, wasted groups and endings",
         "",
         "Three rules judge made-up logs of which the truth is known, with autoregressive noise, AR(0.8), and the 36 healthy",
-        f"controls of `tests/audit/corpus/`. The rates are per cent of {repeats} logs. If the rule should be silent, at most 5% is",
-        f"the aim; a rate of 5% has an interval of ± {196 * (0.05 * 0.95 / repeats) ** 0.5:.1f} points.",
+        f"controls of `tests/audit/corpus/`. The rates are per cent of {repeats} logs. If the rule should be silent, at most",
+        f"5% is the aim; a rate of 5% has an interval of ± {196 * (0.05 * 0.95 / repeats) ** 0.5:.1f} points.",
         "",
         *table(["the log", "rule", "should it be found?", *(f"{steps} steps" for steps in STEPS)], lines),
         "",
@@ -139,7 +139,7 @@ def page() -> list[str]:
     ]
 
 
-def made() -> list[tuple[str, str, str]]:
+def provenance() -> list[tuple[str, str, str]]:
     """Say what made the rates."""
     result = measured("rule_rates")
     by = f"`python -m benchmarks.rule_rates --repeats {result['repeats']} --out data/measured/rule_rates.json`"

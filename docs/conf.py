@@ -36,8 +36,9 @@ html_js_files = ["tables.js"]
 html_copy_source = html_show_sphinx = False
 html_theme_options = {"footer_icons": []}
 
-# A link to one of these sources is right on a hosting page. On the site it leads to the page that is built from the source.
+# A link to one of these sources is right on a hosting page. On the site it leads to the page that is made of the source.
 BUILT = {
+    r"repros/notes\.md": "/docs/evidence/defects.md",
     r"workbench/audit/(?:rules_\w+|check)\.py": "/docs/reference/rules.md",
     r"workbench/(?:\w+/)?__init__\.pyi": "/docs/reference/api.md",
 }

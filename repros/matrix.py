@@ -177,7 +177,9 @@ def step_page(data: dict, defects: dict) -> str:
     known = sorted({release for cells in defects["results"].values() for release in cells} - results.keys(), key=order)
     settings = _settings(results)
     states = {
-        name: {cell["state"] for cells in results.values() if (cell := cells.get(name)) and cell["state"] != "cannot run"}
+        name: {
+            cell["state"] for cells in results.values() if (cell := cells.get(name)) and cell["state"] != "cannot run"
+        }
         for name in settings
     }
     same = sum(found <= {"same", "rounding", "cannot tell"} for found in states.values())
@@ -190,7 +192,8 @@ def step_page(data: dict, defects: dict) -> str:
         "",
         f"{same} of {len(settings)} settings agree with their definition on every release. A cell names the first stage that",
         "differs, or `same`; n/a: the setting does not run there. Neighbouring releases with equal results share a column. The",
-        f"last column is what `check_step` says on the newest release with a difference. Not run: {', '.join(known) or 'none'}.",
+        "last column is what `check_step` says on the newest release with a difference.",
+        f"Not run: {', '.join(known) or 'none'}.",
         "",
         *next_to_page("step_releases.csv"),
         "",
@@ -304,8 +307,8 @@ def page(data: dict) -> str:
         "",
         "This command runs each script of `repros/` on each release that has no result yet, and writes this page from",
         "`data/defects.json`. *Present*: the script shows the defect; on the other releases it does not, or could not run. The",
-        "last column says what a patch for TRL does, on a copy of the release that it names. Models are tiny and random: a script",
-        "shows that a defect exists, not what it costs a real run.",
+        "last column says what a patch for TRL does, on a copy of the release that it names. Models are tiny and random: a",
+        "script shows that a defect exists, not what it costs a real run.",
         "",
         "To run one script on the TRL of your environment: `python repros/empty_completion.py`. It prints what happens and",
         "what should happen. Its exit code is 1 if the defect is present, 0 if it is fixed, 2 if the script cannot run. To",

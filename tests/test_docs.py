@@ -69,7 +69,9 @@ def test_site_is_built_next_to_a_notebook_of_ones_own(tmp_path):
     env = os.environ | {"PYTHONPATH": os.pathsep.join([str(TOOLS), str(ROOT)])}
     options = ["-q", "-b", "html", "-W", "--keep-going", "-c", "docs", ".", str(site)]
     for program in ("tools.api", "tools.rules"):
-        subprocess.run([sys.executable, "-m", program], cwd=checkout, env=env | {"PYTHONPATH": str(checkout)}, check=True)
+        subprocess.run(
+            [sys.executable, "-m", program], cwd=checkout, env=env | {"PYTHONPATH": str(checkout)}, check=True
+        )
     command = [sys.executable, "-m", "sphinx", *options]
     done = subprocess.run(command, cwd=checkout, env=env, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr[-3000:]

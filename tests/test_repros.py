@@ -64,7 +64,9 @@ def test_results_are_of_the_code_that_is_there_on_six_releases_or_more(name):
 
 
 def test_only_neighbouring_releases_are_one_stretch():
-    cells = {name: {"state": state} for name, state in {"1.0.0": "present", "1.2.0": "present", "1.11.0": "present"}.items()}
+    cells = {
+        name: {"state": state} for name, state in {"1.0.0": "present", "1.2.0": "present", "1.11.0": "present"}.items()
+    }
     releases = ["1.0.0", "1.2.0", "1.10.0", "1.11.0"]
     assert matrix.stretches(cells, releases, "present") == "1.0.0 to 1.2.0, 1.11.0"
     assert matrix.stretches(cells, releases, "fixed") == ""

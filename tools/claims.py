@@ -1,4 +1,4 @@
-"""Write claims.csv and the table of claims.md from the results of recorded runs: `python -m tools.claims [--runs-dir FOLDER]`."""
+"""Write claims.csv and the table of claims.md from recorded runs: `python -m tools.claims [--runs-dir FOLDER]`."""
 
 import argparse
 import dataclasses
@@ -107,7 +107,7 @@ def run_command(run: Run) -> str:
 
 
 def as_markdown(rows: Sequence[Row]) -> str:
-    """The sheet as markdown: a row for each write-up with its verdicts, the commands that measured it and what they ran with."""
+    """The sheet as markdown: a row for each write-up with its verdicts, and the commands that measured it."""
     lines = []
     for article, title in claim_titles().items():
         own = [row for row in rows if row.id.startswith(f"{article}.")]
