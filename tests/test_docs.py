@@ -61,9 +61,13 @@ def test_group_rewards_code_prints_what_it_says(capsys):
 def test_site_is_built_next_to_a_notebook_of_ones_own(tmp_path):
     need((TOOLS / "sphinx").is_dir(), "Sphinx: make .venv/lanes/docs")
     checkout, site = tmp_path / "checkout", tmp_path / "site"
-    shutil.copytree(
-        ROOT, checkout, ignore=shutil.ignore_patterns(".*", "build", "runs", "reports", "__pycache__", "*.egg-info")
-    )
+    generated = shutil.ignore_patterns(".*", "build", "__pycache__", "*.egg-info", *(path.name for path in BUILT))
+
+    def left_out(folder: str, names: list[str]) -> set[str]:
+        of_the_user = {"runs", "reports"} if Path(folder) == ROOT else set()
+        return generated(folder, names) | of_the_user
+
+    shutil.copytree(ROOT, checkout, ignore=left_out)
     for name in ("Untitled", "11_mine"):
         write_notebook(checkout / "notebooks" / f"{name}.ipynb", "1 + 1")
     env = os.environ | {"PYTHONPATH": os.pathsep.join([str(TOOLS), str(ROOT)])}
