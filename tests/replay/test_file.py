@@ -9,6 +9,7 @@ import sys
 import numpy as np
 import pytest
 import torch
+import trl
 from step_cases import FAULTS, HEALTHY, length, make
 
 from workbench import attach_watch
@@ -22,6 +23,8 @@ from workbench.training.recording import StepRecorder, is_due
 from workbench.watch.attach import StepCheck
 
 pytestmark = pytest.mark.slow
+
+RLOO = trl.RLOOTrainer
 
 WITHOUT_A_MODEL = ("ends", "mask", "rewards", "advantages", "batches", "loss", "metrics")
 
@@ -195,6 +198,68 @@ def test_a_watch_that_checks_steps_changes_no_number(options, tmp_path):
     assert [report.first for report in check.reports.values()] == [None] * 3
     rows = (tmp_path / "b/record/completions.jsonl").read_text().splitlines()
     assert len(rows) == 4 * 16 // options.get("num_iterations", 1)  # none of the checks'
+
+
+SEVERAL = [
+    ({"num_iterations": 2}, {1: "new", 2: 1, 3: "new", 4: 3}),
+    ({"num_iterations": 2, "cls": RLOO}, {1: "new", 2: 1, 3: "new", 4: 3}),
+    ({"per_device_train_batch_size": 4, "steps_per_generation": 4}, {1: "new", 2: 1, 3: "new", 4: 3}),
+]
+
+
+@pytest.mark.parametrize("options, expected", SEVERAL, ids=["iterations", "RLOO", "batches"])
+def test_a_second_update_is_checked_with_its_ratios(options, expected, tmp_path):
+    options = {"learning_rate": 1e-3, "beta": 0.1 * ("cls" not in options), **options}
+    plain, state, losses = trained(tmp_path / "a", options)
+    seen, seen_state, seen_losses = trained(tmp_path / "b", options, check_every=1)
+    assert all(map(torch.equal, plain.model.parameters(), seen.model.parameters()))
+    assert torch.equal(state, seen_state) and losses == seen_losses
+    (check,) = [each for each in seen.callback_handler.callbacks if isinstance(each, StepCheck)]
+    assert check.on and [*check.reports] == [1, 2, 3, 4]
+    for step, report in check.reports.items():
+        assert report.first is None, (step, report)
+        if expected[step] == "new":
+            assert "all are 1, as they must be here" in report["ratios"].cause
+            continue
+        assert f"checked at step {expected[step]}" in report["mask"].cause
+        assert "of which the loss is computed" in report["ratios"].cause and report["ratios"].largest > 1e-3
+        for name in ("log-probs", "ratios", "loss", "gradient", "update"):
+            assert report[name].verdict in ("same", "rounding"), (step, report)
+
+
+def test_a_reused_generation_that_was_not_checked_is_said(tmp_path):
+    seen, *_ = trained(tmp_path, {"num_iterations": 4}, check_every=3)
+    (check,) = [each for each in seen.callback_handler.callbacks if isinstance(each, StepCheck)]
+    assert "checked at step 1" in check.reports[3]["rewards"].cause
+    seen, *_ = trained(tmp_path, {"num_iterations": 2, "warmup_steps": 0}, check_every=4)
+    (check,) = [each for each in seen.callback_handler.callbacks if isinstance(each, StepCheck)]
+    rewards = check.reports[4]["rewards"]
+    assert rewards.verdict == "cannot tell" and "sampled at step 3, which was not checked" in rewards.cause
+
+
+class Late(trl.GRPOTrainer):
+    """A loss that ignores the old log-probs from the second update on."""
+
+    def _compute_loss(self, model, inputs):
+        return super()._compute_loss(
+            model, {**inputs, "old_per_token_logps": None} if self.state.global_step else inputs
+        )
+
+
+def test_a_fault_of_the_second_update_alone_is_said(tmp_path, capsys):
+    trained(tmp_path, {"cls": Late, "num_iterations": 2, "learning_rate": 1e-3}, check_every=1)
+    said = [line for line in capsys.readouterr().err.splitlines() if "step-check" in line]
+    assert said and "step 2: step-check: ratios is different: the loss answers as if every ratio were 1" in said[0], (
+        said
+    )
+
+
+def test_ratios_of_1_alone_cannot_be_told_by_a_replay(tmp_path):
+    for cls in (trl.GRPOTrainer, RLOO):
+        first, second = kept(tmp_path / cls.__name__, (1, 2), cls=cls, num_iterations=2, learning_rate=1e-2)
+        assert "all ratios are 1" in replay_step(first)["ratios"].cause
+        report = replay_step(second)
+        assert report.first is None and report["ratios"].verdict == "same", report
 
 
 def test_a_watch_says_the_first_difference_once(tmp_path, capsys):

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 import trl
-from step_cases import FAULTS, HEALTHY, PROMPTS, length, make, of_prompt
+from step_cases import FAULTS, HEALTHY, LORA, PROMPTS, length, make, of_prompt
 
 from workbench import attach_watch
 from workbench.errors import ParameterError
@@ -120,9 +120,9 @@ def test_a_check_changes_nothing_when_the_step_raises(options, said, tmp_path):
 
 
 def test_what_cannot_be_checked_is_refused(tmp_path):
-    with pytest.raises(ParameterError, match="str is no GRPOTrainer or RLOOTrainer"):
+    with pytest.raises(ParameterError, match="str is no GRPOTrainer or RLOOTrainer of TRL"):
         check_step("trainer")
-    with pytest.raises(ParameterError, match="SFTTrainer is no GRPOTrainer or RLOOTrainer"):
+    with pytest.raises(ParameterError, match="SFTTrainer is no GRPOTrainer or RLOOTrainer of TRL"):
         check_step(trl.SFTTrainer.__new__(trl.SFTTrainer))
     trainer = make(tmp_path)
     trainer.train_dataset = None
@@ -161,3 +161,75 @@ def test_tokens_and_page_show_each_token(tmp_path):
     page = report._repr_html_()
     assert page.count("<span") == sum(map(len, tables)) and "log-probs" in page
     assert list(report.table().columns) == ["stage", "verdict", "cause", "largest", "where"]
+
+
+# --- gradients that reference and trainer have wrong alike ----------------------------------------------------------
+
+
+class HalfBackward(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, values):
+        return values.clone()
+
+    @staticmethod
+    def backward(ctx, gradient):
+        return gradient / 2
+
+
+def detached_layer(model):
+    model.model.layers[0].register_forward_hook(lambda module, inputs, output: output.detach())
+
+
+def half_backward(model):
+    model.model.layers[1].mlp.register_forward_hook(lambda module, inputs, output: HalfBackward.apply(output))
+
+
+def zeroed(name, rows=slice(None)):
+    def hook(model):
+        def without(gradient):
+            gradient = gradient.clone()
+            gradient[rows] = 0
+            return gradient
+
+        model.get_parameter(name).register_hook(without)
+
+    return hook
+
+
+QUERY, UP = "model.layers.0.self_attn.q_proj.weight", "model.layers.1.mlp.up_proj.weight"
+
+
+NORM = "model.layers.1.input_layernorm.weight"
+
+
+@pytest.mark.parametrize("fault, named, bf16", [
+    (detached_layer, "model.", False), (half_backward, "model.", False), (zeroed(QUERY), QUERY, False),
+    (zeroed(NORM), NORM, False), (zeroed(NORM), NORM, True),
+])  # fmt: skip
+def test_a_backward_pass_that_is_wrong_for_both_is_found(fault, named, bf16, tmp_path):
+    trainer = make(tmp_path, bf16=bf16)
+    fault(trainer.model)
+    first = check_step(trainer).first
+    assert first is not None and first.name == "gradient", first
+    assert "the loss moves by other than its gradient says" in first.cause and f"most in {named}" in first.cause, first
+
+
+def test_rows_without_gradient_are_found(tmp_path):
+    trainer = make(tmp_path)
+    zeroed(UP, slice(0, 32))(trainer.model)
+    assert f"most in {UP}" in check_step(trainer).first.cause
+
+
+@pytest.mark.parametrize("options", [
+    {}, {"bf16": True}, {"more": LORA}, {"loss_type": "cispo", "beta": 0.1, "entropy_coef": 0.1},
+    {"cls": trl.RLOOTrainer, "gradient_accumulation_steps": 2}, {"gradient_checkpointing": True, "loss_type": "vespo"},
+])  # fmt: skip
+def test_the_loss_of_a_healthy_step_moves_as_it_says(options, tmp_path):
+    gradient = check_step(make(tmp_path, **options))["gradient"]
+    assert gradient.verdict in ("same", "rounding") and "the loss moves as it says" in gradient.cause, gradient
+
+
+def test_weights_in_bf16_are_not_moved(tmp_path):
+    gradient = check_step(make(tmp_path, model=FAULTS["lost to bf16"][0]["model"](), learning_rate=1e-2))["gradient"]
+    assert gradient.verdict == "rounding", gradient
+    assert "the loss moves is not known: bfloat16 weights round away" in gradient.cause

@@ -312,8 +312,11 @@ def rloo_loss(rows: Sequence[LossRow], epsilon: float = 0.2, accumulation: int =
     """
     value, slopes, ratios = 0.0, [], []
     for row in rows:
-        old = row.logps if row.old_logps is None else row.old_logps
-        ratio = np.exp(((row.logps - old) * row.mask).sum(keepdims=True))
+        if row.old_sum is None:
+            old = row.logps if row.old_logps is None else row.old_logps
+            ratio = np.exp(((row.logps - old) * row.mask).sum(keepdims=True))
+        else:
+            ratio = np.exp((row.logps * row.mask).sum(keepdims=True) - row.old_sum)
         loss, slope = clipped(ratio, row.advantage, epsilon, epsilon)
         value += float(loss[0]) / len(rows) / accumulation
         slopes.append(slope * row.mask / len(rows) / accumulation)

@@ -10,6 +10,7 @@ import numpy as np
 
 from .grpo_math import (
     Loss,
+    LossRow,
     group_advantages,
     grpo_loss,
     leave_one_out_advantages,
@@ -69,6 +70,7 @@ SETTING_STAGES = {
     "top_entropy_quantile": "loss",
     "entropy_coef": "loss",
 }
+ALL_ONE = "all ratios are 1, nothing of the clip was met"
 
 
 def tolerance_of(step: Step) -> Tolerance:
@@ -303,20 +305,33 @@ def _counted_tokens(step: Step, accumulation: int, window: int) -> list[float]:
 def check_ratios(step: Step) -> Stage | None:
     """Whether the log-probs of the first update are those of the sampling policy; None where the loss has no older ones.
 
-    Without an update in between every ratio is 1, up to rounding.
+    Without an update in between every ratio is 1, up to rounding, and such ratios do not show what the loss makes of others.
     """
-    rows = [r for r in all_loss_rows(step) if r.old_logps is not None and r.logps is not None and len(r.mask)]
+    rows = [r for r in all_loss_rows(step) if r.logps is not None and r.mask.any()]
+    rows = [r for r in rows if r.old_logps is not None or r.old_sum is not None]
     if not rows:
         return None
-    differences = np.concatenate([r.logps - r.old_logps for r in rows])
+    differences = np.concatenate([_log_ratios(row) for row in rows])
     said = f"ratios of {math.exp(differences.min()):.4g} to {math.exp(differences.max()):.4g}"
     s, limits = step.settings, tolerance_of(step)
-    moved = s.get("num_iterations", 1) > 1 or s.get("steps_per_generation", 1) > s["gradient_accumulation_steps"]
+    several = s.get("num_iterations", 1) > 1 or s.get("steps_per_generation", 1) > s["gradient_accumulation_steps"]
     mean, largest = float(np.abs(differences).mean()), float(np.abs(differences).max())
-    if moved or (mean <= limits.mean and largest <= limits.largest):
-        return Stage("ratios", "same" if moved or largest <= 2 * SAME else "rounding", said, largest)
+    if mean <= limits.mean and largest <= limits.largest:
+        return Stage("ratios", "cannot tell", ALL_ONE, largest)
+    if step.reused:
+        return Stage("ratios", "same", f"{said}, of which the loss is computed", largest)
+    if step.reused is None and several:
+        cause = f"{said}; the file does not say whether an update lies between the two scorings of a row"
+        return Stage("ratios", "cannot tell", cause, largest)
     cause = f"{said}, but no update lies between the two scorings of a row: the trainer scores it in two ways"
     return Stage("ratios", "different", cause, largest)
+
+
+def _log_ratios(row: LossRow) -> np.ndarray:
+    """(T,) of a row's tokens, or of RLOO's rows (1,): the mean of the tokens."""
+    if row.old_sum is None:
+        return row.logps - row.old_logps
+    return ((row.logps * row.mask).sum(keepdims=True) - row.old_sum) / row.mask.sum()
 
 
 def check_loss(step: Step, losses: Sequence[Loss | None]) -> Stage:

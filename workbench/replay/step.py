@@ -75,6 +75,7 @@ class Step:
     # Settings of which the trainer has another value than its args: name -> (value in args, value of the trainer).
     deviations: Mapping[str, Any] = field(default_factory=dict)
     begun: bool = False  # the trainer has trained before, so that a callback may have changed such a setting
+    reused: bool | None = None  # the completions were sampled before an earlier update; None: not known
 
     @property
     def num_generations(self) -> int:
@@ -103,7 +104,7 @@ def returned_rewards(calls: Sequence[list], counts: Sequence[int], functions: in
         array([[1. , 0.5],
                [2. , nan]])
     """
-    if len(calls) != functions * len(counts):
+    if not counts or len(calls) != functions * len(counts):
         return None
     tables = []
     for number, count in enumerate(counts):

@@ -31,6 +31,7 @@ class MicroBatch:
     loss: float = float("nan")
     generation: int = -1  # whose rows they are, of those taken down
     entropy_coef: float | None = None  # that the trainer adapts and this loss took
+    others: tuple = ()  # what the scoring returns behind log-probs and entropies, as a router's loss
 
 
 @dataclass
@@ -54,6 +55,7 @@ class StepRecord:
     problem: str = ""  # why there is no update
     open: bool = False  # in a generation of the training
     stale: bool = False  # the generation is one of an earlier update, and the next one replaces it
+    reused: bool = False  # a loss took completions that were sampled before an earlier update
     losses: bool = True  # take down losses too
 
     def forget_generation(self) -> None:
@@ -70,8 +72,10 @@ class StepRecord:
         self.stale = False
 
 
-def record_step(trainer: Any, batch: list[dict] | None = None) -> StepRecord:
+def record_step(trainer: Any, batch: list[dict] | None = None, reuse: bool = False) -> StepRecord:
     """Run one update of a trainer on its first batch and leave weights, random state, metrics and record as they were.
+
+    With `reuse` it is the update that comes next in the training, on completions that were sampled before an earlier one.
 
     Raises:
         RunError: vLLM that does not sample, as one that is closed.
@@ -84,10 +88,13 @@ def record_step(trainer: Any, batch: list[dict] | None = None) -> StepRecord:
         raise ParameterError(
             f"check_step: batch has {len(batch)} rows, expected {size} (num_generations) for each prompt"
         )
-    with _as_it_was(trainer), contextlib.ExitStack() as stack:
+    record.stale = reuse
+    with as_it_was(trainer, reuse), contextlib.ExitStack() as stack:
         stack.callback(StepListener(trainer, record).off)
         batches = _batches(trainer, batch)
-        steps = trainer.current_gradient_accumulation_steps = trainer.args.gradient_accumulation_steps
+        if not reuse:
+            trainer.current_gradient_accumulation_steps = trainer.args.gradient_accumulation_steps
+        steps = trainer.current_gradient_accumulation_steps
         model = trainer.model_wrapped
         record.averaged = isinstance(model, torch.nn.parallel.DistributedDataParallel)
         model.train()
@@ -145,13 +152,93 @@ def _unscale(scaler: Any, policy: Any) -> str:
 
 
 @contextlib.contextmanager
-def _as_it_was(trainer: Any):
-    """Restore what a step of GRPO or RLOO changes, which starts with no sample and no metric of an earlier one."""
+def as_it_was(trainer: Any, reuse: bool = False):
+    """Restore what a step of GRPO or RLOO changes. It starts without earlier metrics, and unless `reuse` without samples."""
     with restored(trainer):
         trainer._metrics = {"train": defaultdict(list), "eval": defaultdict(list)}
         trainer._logs = copy.deepcopy(trainer._logs)
-        trainer._buffered_inputs, trainer._step = None, 0
+        if reuse:
+            trainer._buffered_inputs = [dict(inputs) for inputs in trainer._buffered_inputs]
+        else:
+            trainer._buffered_inputs, trainer._step = None, 0
         yield
+
+
+def samples_of_next_step(trainer: Any) -> str:
+    """Which completions the coming update trains on: `new`, `reused`, or `both`, where it samples in its middle."""
+    every = trainer.args.steps_per_generation * trainer.num_iterations
+    place = trainer._step % every
+    if trainer._buffered_inputs is None or place == 0:
+        return "new"
+    return "reused" if place + trainer.current_gradient_accumulation_steps <= every else "both"
+
+
+def ask_loss(
+    trainer: Any, inputs: Mapping[str, Any], logps: torch.Tensor, entropies: torch.Tensor | None, others: tuple = ()
+) -> tuple[float, torch.Tensor, torch.Tensor | None]:
+    """The trainer's loss for log-probs that are given: no model runs.
+
+    Args:
+        trainer: inside `as_it_was`.
+        inputs: of the loss, as a `MicroBatch` has them.
+        logps, entropies: (B, T), returned in place of the model's.
+        others: what the scoring returns behind them.
+
+    Returns:
+        The loss, and its slopes by `logps` and `entropies`: (B, T), None where it does not depend on entropies.
+
+    Raises:
+        LookupError: the loss takes its log-probs from elsewhere.
+        Exception: any error of the loss.
+    """
+    leaf = logps.detach().float().requires_grad_()
+    leaf_entropies = None if entropies is None else entropies.detach().float().requires_grad_()
+    scored = []
+
+    def around_scoring(original: Callable, *args: Any, **kwargs: Any):
+        taken = dict(zip(("model", "input_ids", "attention_mask", "logits_to_keep"), args, strict=False)) | kwargs
+        if len(taken["input_ids"]) != len(leaf) or taken["logits_to_keep"] != leaf.shape[1]:
+            raise LookupError("the loss scores other rows than it is given")
+        scored.append(True)
+        return leaf, leaf_entropies, *(torch.zeros_like(x) if torch.is_tensor(x) else x for x in others)
+
+    off = hook(trainer, "_get_per_token_logps_and_entropies", around_scoring)
+    try:
+        with torch.enable_grad(), trainer.compute_loss_context_manager():
+            loss = trainer.compute_loss(trainer.model_wrapped, dict(inputs))
+    finally:
+        off()
+    if not scored:
+        raise LookupError("the loss takes its log-probs from elsewhere than `_get_per_token_logps_and_entropies`")
+    leaves = [leaf] if leaf_entropies is None else [leaf, leaf_entropies]
+    slopes = torch.autograd.grad(loss, leaves, allow_unused=True) if loss.requires_grad else [None, None]
+    by_logp = torch.zeros_like(leaf) if slopes[0] is None else slopes[0]
+    return float(loss.detach()), by_logp, slopes[1] if len(leaves) > 1 else None
+
+
+def score_with_loss(trainer: Any, inputs: Mapping[str, Any]) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """The log-probs and entropies (B, T) that the trainer's loss takes of its model now, without gradients.
+
+    Raises:
+        LookupError: the loss takes them from elsewhere.
+    """
+    scored: list[tuple] = []
+
+    def around_scoring(original: Callable, *args: Any, **kwargs: Any):
+        result = original(*args, **kwargs)
+        if kwargs.get("compute_entropy"):
+            scored.append(result[:2])
+        return result
+
+    off = hook(trainer, "_get_per_token_logps_and_entropies", around_scoring)
+    try:
+        with torch.no_grad():
+            trainer.compute_loss(trainer.model_wrapped, dict(inputs))
+    finally:
+        off()
+    if not scored:
+        raise LookupError("the loss takes its log-probs from elsewhere than `_get_per_token_logps_and_entropies`")
+    return scored[-1]
 
 
 @contextlib.contextmanager
@@ -192,7 +279,7 @@ class StepListener:
 
     def __init__(self, trainer: Any, record: StepRecord, guarded: Callable = lambda note, *args: note(*args)):
         self._trainer, self._record, self._guarded = trainer, record, guarded
-        self._scored: list[tuple] = []  # log-probs and entropies, for the loss that is open
+        self._scored: list[tuple] = []  # log-probs, entropies and what else there is, for the loss that is open
         self._asked: list[tuple] = []  # what policy or engine were asked in this turn, and what they sampled
         # A rollout function samples by itself, with the policy or the engine.
         self._rolls = getattr(trainer, "rollout_func", None) is not None
@@ -215,17 +302,18 @@ class StepListener:
 
     def _around_loss(self, original: Callable, model: Any, inputs: Any):
         self._scored.clear()
-        coefficient = _adapted_coefficient(self._trainer)  # the loss moves it on
+        coefficient = adapted_coefficient(self._trainer)  # the loss moves it on
         loss = original(model, inputs)
         if self._record.losses and self._trainer.model.training:
             self._guarded(self._note_loss, loss, inputs, coefficient)
         return loss
 
     def _note_loss(self, loss: Any, inputs: Any, coefficient: float | None) -> None:
-        logps, entropies = self._scored[-1] if self._scored else (None, None)
-        generation = len(self._record.outputs) - 1
-        taken = MicroBatch(_copied(inputs), logps, entropies, float(loss.detach()), generation, coefficient)
+        logps, entropies, *others = self._scored[-1] if self._scored else (None, None)
+        generation, value = len(self._record.outputs) - 1, float(loss.detach())
+        taken = MicroBatch(_copied(inputs), logps, entropies, value, generation, coefficient, tuple(others))
         self._record.micro_batches.append(taken)
+        self._record.reused |= self._record.stale
 
     def _around_generation(self, original: Callable, inputs: Any):
         record = self._record
@@ -245,7 +333,7 @@ class StepListener:
     def _around_scoring(self, original: Callable, *args: Any, **kwargs: Any):
         result = original(*args, **kwargs)
         if kwargs.get("compute_entropy") and self._record.losses:  # the scoring of samples asks for no entropies
-            self._scored.append((result[0].detach(), result[1].detach()))
+            self._scored.append(tuple(x.detach() if torch.is_tensor(x) else x for x in result))
         return result
 
     def _around_rewards(self, original: Callable, *args: Any, **kwargs: Any):
@@ -342,7 +430,7 @@ def _copied(tables: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def _adapted_coefficient(trainer: Any) -> float | None:
+def adapted_coefficient(trainer: Any) -> float | None:
     """The coefficient of the entropy that the coming loss applies, where TRL adapts it; None where it is the setting."""
     if not getattr(trainer, "use_adaptive_entropy", False):
         return None

@@ -251,7 +251,7 @@ class StepRecorder(LiveCallback):
         trainer.add_callback(self)
 
     def on_step_begin(self, args: Any, state: Any, control: Any, **_: Any):
-        self._record.stale, self._record.micro_batches = True, []
+        self._record.stale, self._record.reused, self._record.micro_batches = True, False, []
         self._record.losses = is_due(state.global_step + 1, self._steps)
 
     def on_step_end(self, args: Any, state: Any, control: Any, **_: Any):

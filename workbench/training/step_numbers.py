@@ -49,12 +49,13 @@ def step_of(trainer: Any, kind: str, record: StepRecord) -> Step:
         rewards=[table.double().numpy(force=True) for table in record.rewards],
         returned=returned_rewards(record.scored, list(map(len, record.rewards)), len(trainer.reward_funcs)),
         advantages=[output["advantages"].double().numpy(force=True) for output in outputs],
-        micro_batches=[_micro_rows(micro, tokenizer_of(trainer).pad_token_id) for micro in record.micro_batches],
+        micro_batches=[micro_rows(micro, tokenizer_of(trainer).pad_token_id) for micro in record.micro_batches],
         turns=_turns(trainer, record, rows),
         metrics={name: values[-1] for name, values in record.metrics.items() if values},
         pad_token_id=tokenizer_of(trainer).pad_token_id,
         deviations=deviations,
         begun=begun,
+        reused=record.reused,
     )
 
 
@@ -144,7 +145,7 @@ def _masks(output: Any) -> list[np.ndarray]:
     return [row.double().numpy(force=True) for row in mask]
 
 
-def _micro_rows(micro: MicroBatch, pad: int | None) -> MicroRows:
+def micro_rows(micro: MicroBatch, pad: int | None) -> MicroRows:
     """The rows of a micro-batch without their padding; of a row that is masked whole `completion_ids` has the tokens alone."""
     inputs, found = micro.inputs, MicroRows([], [], [], None, micro.loss)
     whole_ids: list[list[int]] = []

@@ -20,9 +20,10 @@ from ..logs.settings import facts_of
 from ..replay.report import StepReport
 from ..training.callback import LiveCallback, attach_first, say
 from ..training.engine import hook
+from ..training.record_step import samples_of_next_step
 from ..training.recording import StepRecorder, Steps, check_record_dir, check_steps, is_due
 from ..training.step_numbers import kind_of
-from .check_step import check_step
+from .check_step import check_reused_step, check_step
 from .recorder import Watch, check_watchable
 from .sampler_probe import attach_sampler_probe
 from .update_share import UpdateShare
@@ -76,7 +77,8 @@ def raise_alerts(trainer, lines: Sequence[str]) -> None:
 class StepCheck(LiveCallback):
     """Runs `check_step` before the first and every N-th step, on the batch that is about to be trained.
 
-    Weights, optimizer and random state are afterwards as they were: the training is the same with and without. `reports` are
+    An update that trains once more on completions of an earlier step is checked with its real old log-probs. Weights, optimizer
+    and random state are afterwards as they were: the training is the same with and without. `reports` are
     by step. The first difference of each stage goes to `tell`, once.
     """
 
@@ -89,6 +91,7 @@ class StepCheck(LiveCallback):
         self.reports: dict[int, StepReport] = {}
         self._tell, self._told = tell, set[str]()
         self._batch: Any = None
+        self._sampled: tuple[int, StepReport | None] = 0, None  # the step of the generation in use, and its report
         self._hooks = [hook(trainer, "get_batch_samples", self._around_batches)]
         trainer.add_callback(self)
 
@@ -99,14 +102,23 @@ class StepCheck(LiveCallback):
 
     def on_step_begin(self, args: Any, state: Any, control: Any, **_: Any):
         step, accelerator = state.global_step + 1, self._trainer.accelerator
+        samples = samples_of_next_step(self._trainer)
+        if samples != "reused":
+            self._sampled = step, None
         if self._batch is None or not is_due(step, self._every or 1):
             return
         if accelerator.num_processes > 1:  # they sample and score together, or none does
             self.on = all(gather_object([self.on]))
-        self.guarded(self._check, step, accelerator.process_index)
+        self.guarded(self._check, step, accelerator.process_index, samples)
 
-    def _check(self, step: int, process: int) -> None:
-        report = self.reports[step] = check_step(self._trainer, batch=self._batch)
+    def _check(self, step: int, process: int, samples: str) -> None:
+        if samples == "reused":
+            report = check_reused_step(self._trainer, self._batch, *self._sampled)
+        else:
+            report = check_step(self._trainer, batch=self._batch)
+        if samples == "new":
+            self._sampled = step, report
+        self.reports[step] = report
         if report.first is not None and report.first.name not in self._told:
             self._told.add(report.first.name)
             where = f"step {step}" + f", process {process}" * (self._trainer.accelerator.num_processes > 1)

@@ -21,7 +21,8 @@ def check_step(trainer: Any, batch: list[dict] | None = None) -> StepReport:
     that are no tensor, number or container, and a data set that can be read only once.
 
     The check needs the memory of a training step and of a second gradient; copies of the trained weights and of the
-    optimizer's state lie in the host's memory.
+    optimizer's state lie in the host's memory. Beyond a step it takes a forward and a backward pass for each completion
+    alone, and two forward passes of the step's batches.
 
     Args:
         trainer: TRL's `GRPOTrainer` or `RLOOTrainer`, the workbench's, or a subclass; before or after training.
@@ -31,7 +32,8 @@ def check_step(trainer: Any, batch: list[dict] | None = None) -> StepReport:
         `report.first` is the first stage that differs, or None; `report.tokens(i)` has the tokens of a completion. The stages:
         `sampling` (do the tokens come from the scored policy), `ends`, `turns`, `mask`, `rewards`, `advantages`, `batches`
         (the loss takes the rows as they were generated), `log-probs` (each row alone, unpadded), `reference`, `mismatch` (the
-        log-probs that vLLM or a rollout function gives), `ratios`, `correction`, `loss`, `gradient`, `update`, `metrics`.
+        log-probs that vLLM or a rollout function gives), `ratios` and `loss` (also for ratios that a later update meets),
+        `correction`, `gradient` (also against how far the loss moves with the weights), `update`, `metrics`.
         Their verdicts: `same`, `rounding`, `different`, `cannot tell`. A setting of the trainer that is not what its `args`
         say is named at the stage that it decides.
 
@@ -44,3 +46,20 @@ def check_step(trainer: Any, batch: list[dict] | None = None) -> StepReport:
     record = record_step(trainer, batch)
     with modules_restored(trainer):  # the models score each row once more
         return Judge(trainer, step_of(trainer, kind, record), record).report()
+
+
+def check_reused_step(trainer: Any, batch: list[dict], sampled_at: int, earlier: StepReport | None) -> StepReport:
+    """Check the coming update of a training, which trains once more on completions of an earlier step.
+
+    It is the update that the training is about to make, with its real old log-probs. The stages of the generation are those
+    of the step that sampled it.
+
+    Args:
+        batch: what the training is about to give its step.
+        sampled_at: the number of the step that sampled the completions.
+        earlier: the report of that step, None where it was not checked.
+    """
+    kind = kind_of(trainer)
+    record = record_step(trainer, batch, reuse=True)
+    with modules_restored(trainer):
+        return Judge(trainer, step_of(trainer, kind, record), record).report_of_reused(sampled_at, earlier)

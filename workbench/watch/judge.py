@@ -3,7 +3,7 @@
 import contextlib
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -28,12 +28,17 @@ from ..replay.stages import (
 from ..replay.step import Step
 from ..training.record_step import StepRecord
 from ..training.rows import policy_of, tokenizer_of
+from .finite_difference import check_by_moving
+from .off_policy import ask_off_policy, stages_with_answers
 from .update_stage import update_stage
 
 _FAR = 5.0  # standard errors, beyond which tokens were not sampled from what is scored
 _NEAR, _NOT_NEAR = 0.05, 0.5  # nats a token between sampler and trainer: as of bf16; more than any precision gives
 _COPIES = -30.0  # log-probability below which equal completions of a group are no chance
 _FEW = 1e-3  # share of trained parameters below which a model without an adapter is asked about
+# Stages that a step has decided when it samples; the second line may be missing in a step.
+_OF_GENERATION = ("sampling", "ends", "mask", "rewards", "advantages")
+_OF_SOME_GENERATIONS = ("turns", "reference", "mismatch")
 _PADDING = ": padding moves them (positions without position_ids, or attention to pads)"
 
 
@@ -65,21 +70,34 @@ class Judge:
 
     def report(self) -> StepReport:
         step = self.step
-        of_loss = stages_of_loss(step, self.losses)
         stages = [self.sampling(), *stages_of_rows(step, self.tokenizer.decode, self._reference_kl())]
-        stages += [
-            check_batches(step),
-            self.logprobs(),
-            self.reference(),
-            self.mismatch(),
-            *of_loss,
-            self.gradient(of_loss[-1]),
-            update_stage(self.record, self.policy, self.trainer.args, self.trainer.state),
-            check_metrics(step),
-        ]
+        stages += [check_batches(step), self.logprobs(), self.reference(), self.mismatch()]
+        stages += [*self._of_update(), check_metrics(step)]
+        return self._report(stages)
+
+    def report_of_reused(self, sampled_at: int, earlier: StepReport | None) -> StepReport:
+        """Of an update on completions of an earlier step: what was sampled, scored and rewarded there is as it was there."""
+        if earlier is None:
+            cause = f"the completions were sampled at step {sampled_at}, which was not checked"
+            of_generation = [Stage(name, "cannot tell", cause) for name in _OF_GENERATION]
+        else:
+            of_generation = [
+                replace(stage, cause=f"checked at step {sampled_at}: {stage.cause}")
+                for stage in earlier.stages
+                if stage.name in (*_OF_GENERATION, *_OF_SOME_GENERATIONS)
+            ]
+        return self._report([*of_generation, check_batches(self.step), self.logprobs(), *self._of_update()])
+
+    def _of_update(self) -> list[Stage | None]:
+        ratios, correction, loss = stages_of_loss(self.step, self.losses)
+        ratios, loss = stages_with_answers(ratios, loss, ask_off_policy(self.trainer, self.step, self.record))
+        update = update_stage(self.record, self.policy, self.trainer.args, self.trainer.state)
+        return [ratios, correction, loss, self._moved(self.gradient(loss)), update]
+
+    def _report(self, stages: Sequence[Stage | None]) -> StepReport:
         return StepReport(
-            with_deviations(step, stages),
-            checked_rows(step, self.losses, self.tokenizer.decode, self._logps_alone),
+            with_deviations(self.step, stages),
+            checked_rows(self.step, self.losses, self.tokenizer.decode, self._logps_alone),
         )
 
     def _logps_alone(self, prompt: list[int], ids: list[int]) -> np.ndarray:
@@ -87,7 +105,7 @@ class Judge:
 
     def _score_and_differentiate(self) -> dict[str, torch.Tensor]:
         """Score each row of each micro-batch alone; the gradient is that of their slopes."""
-        scale = 1 / self.step.settings["gradient_accumulation_steps"] if self.step.kind == "RLOO" else 1.0
+        scale = self._scale()
         with own_gradients(self.policy) as gradients:
             for micro, loss in zip(self.step.micro_batches, self.losses, strict=True):
                 for i, (prompt, ids) in enumerate(zip(micro.prompt_ids, micro.ids, strict=True)):
@@ -101,6 +119,10 @@ class Judge:
                     torch.distributed.all_reduce(parameter.grad)
                     parameter.grad /= self.step.processes
         return gradients
+
+    def _scale(self) -> float:
+        """What the trainer multiplies a loss by before its backward pass: RLOO's loss is not divided yet."""
+        return 1 / self.step.settings["gradient_accumulation_steps"] if self.step.kind == "RLOO" else 1.0
 
     def _score(self, model: Any, prompt: list[int], ids: list[int], slopes: tuple | None = None) -> _Alone:
         """Score a completion alone; with slopes by its log-probs and entropies add to the model's gradients."""
@@ -292,6 +314,19 @@ class Judge:
             return Stage("gradient", "cannot tell", cause, 1 - cosine)
         verdict = "same" if 1 - cosine < SAME and abs(ratio - 1) < SAME else "rounding"
         return Stage("gradient", verdict, f"{said}; {count / total:.2%} of the parameters train", 1 - cosine)
+
+    def _moved(self, gradient: Stage) -> Stage:
+        """The stage of the gradient, with whether the loss moves as it says; only a gradient that agrees so far is asked."""
+        if gradient.verdict not in ("same", "rounding"):
+            return gradient
+        gradients, scale = self.gradients, self._scale()
+        moved = check_by_moving(self.trainer, self.policy, self.step, self.record, self.losses, gradients, scale)
+        if moved.verdict == "different":
+            return replace(gradient, verdict="different", cause=moved.cause, largest=moved.size)
+        if moved.verdict == "same":
+            return replace(gradient, cause=f"{gradient.cause}; {moved.cause}")
+        cause = f"{gradient.cause}; how far the loss moves is not known: {moved.cause}"
+        return replace(gradient, cause=cause)
 
     def _close(
         self,

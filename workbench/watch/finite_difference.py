@@ -1,0 +1,215 @@
+"""The gradient against what the loss does: how far it moves when the weights move.
+
+Reference and trainer both take gradients by a backward pass through the same modules. A layer whose output is detached, a
+kernel with a wrong backward and a hook on a parameter are wrong in both. A difference of two forward passes needs no
+backward pass: `(L(w + v) - L(w - v)) / 2` is the gradient times v.
+
+L is the sum of each token's slope times its log-prob, and of entropies likewise: its gradient is that of the loss. The loss
+itself would not do: it holds numbers as constants whose change a difference sees (old log-probs, the weight of CISPO, which
+tokens have the highest entropy). That its slopes are right is asked apart, in `off_policy`.
+
+v goes along the reference's gradient in each tensor, with the tensor's share of the norm, and where an element has no gradient
+at random: there the loss must not move.
+"""
+
+import math
+import warnings
+import zlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+from unittest import mock
+
+import numpy as np
+import torch
+
+from ..consistency.logits import without_autocast
+from ..consistency.padding import evaluating
+from ..replay.grpo_math import Loss
+from ..replay.stages import tolerance_of
+from ..replay.step import Step
+from ..training.record_step import MicroBatch, StepRecord, as_it_was, score_with_loss
+
+_MOVED = 2e-3  # nats a token by which v moves the loss along the gradient
+_ROUGHLY = 5e-2  # of a weight's size, by which elements without a gradient move
+_SMALLEST = 0.02  # size that a tensor of zeros or of smaller numbers counts as: that of weights before training
+_ROUNDING = 5e-6  # nats of a log-prob in fp32
+_CLOSER = 4.0  # times as small is the v that confirms a difference
+
+
+@dataclass(frozen=True)
+class Moved:
+    """How far the loss moved: `verdict` is `same`, `different` or `cannot tell`."""
+
+    verdict: str
+    cause: str
+    size: float = 0.0  # difference, as a share of what the gradient says
+
+
+def check_by_moving(
+    trainer: Any,
+    policy: Any,
+    step: Step,
+    record: StepRecord,
+    losses: Sequence[Loss | None],
+    expected: Mapping[str, torch.Tensor],
+    scale: float = 1.0,
+) -> Moved:
+    """Compare the trainer's gradient with how its loss moves, along `expected` and where there is no gradient.
+
+    It costs two forward passes of the trainer over the micro-batches of the update, in evaluation, so without dropout, and
+    without autocast. If they disagree, four more confirm it, and two for each doubling of the number of tensors find where.
+    A copy of the trained weights lies in the host's memory. Trainer and weights are afterwards as they were.
+
+    Args:
+        losses: of each micro-batch, with its slopes.
+        expected: the reference's gradient, by parameter.
+        scale: of the slopes, 1 / accumulation where the trainer divides the loss afterwards.
+    """
+    trained = {name: p for name, p in policy.named_parameters() if p.requires_grad}
+    if record.problem:
+        return Moved("cannot tell", record.problem)
+    if trainer.is_deepspeed_enabled or trainer.is_fsdp_enabled:
+        return Moved("cannot tell", "DeepSpeed or FSDP holds the weights in parts")
+    wide = (torch.float32, torch.float64)
+    narrow = sorted({str(p.dtype).removeprefix("torch.") for p in policy.parameters() if p.dtype not in wide})
+    if narrow:
+        return Moved("cannot tell", f"{', '.join(narrow)} weights round away the steps that this takes")
+    if any(torch.is_tensor(other) for micro in record.micro_batches for other in micro.others):
+        return Moved("cannot tell", "the loss of a router has a part in the gradient")
+    try:
+        # TRL opens accelerate's autocast around the head too.
+        in_fp32 = mock.patch.object(trainer.accelerator, "native_amp", False)
+        with as_it_was(trainer), evaluating(trainer.model), without_autocast(policy), in_fp32:
+            probe = _Probe(trainer, step, record, losses, expected, scale, trained)
+            return probe.verdict()
+    except Exception as error:  # a loss is anybody's
+        return Moved("cannot tell", f"the loss cannot be taken again: {type(error).__name__}: {str(error)[:200]}")
+
+
+class _Probe:
+    """Weights that can be moved along v and back."""
+
+    def __init__(
+        self,
+        trainer: Any,
+        step: Step,
+        record: StepRecord,
+        losses: Sequence[Loss | None],
+        expected: Mapping[str, torch.Tensor],
+        scale: float,
+        trained: dict[str, torch.nn.Parameter],
+    ):
+        self.trainer, self.record, self.expected, self.trained = trainer, record, expected, trained
+        self.limits = tolerance_of(step)
+        self.tables = [_tables(m, loss, scale) for m, loss in zip(record.micro_batches, losses, strict=True) if loss]
+        slopes = torch.cat([table.flatten() for tables in self.tables for table in tables if table is not None])
+        total, square = self._over_processes([float(slopes.abs().sum()), float((slopes**2).sum())])
+        self.noise = _ROUNDING * math.sqrt(square)
+        norms = [float(gradient.norm()) for gradient in expected.values()]
+        self.step_size = _MOVED * total / max(sum(norms), 1e-30)
+        self.before = {name: p.detach().to("cpu", copy=True) for name, p in trained.items()}
+
+    def verdict(self) -> Moved:
+        names = [*self.trained]
+        said, does = self.measure(names)
+        if not self._far(said, does):
+            return Moved(
+                "same", f"the loss moves as it says, within {_share(said, does):.1g} of it", _share(said, does)
+            )
+        said_closer, does_closer = self.measure(names, 1 / _CLOSER)
+        gap, gap_closer = does - said, (does_closer - said_closer) * _CLOSER
+        if not 0.5 < gap_closer / gap < 2:
+            cause = f"the loss is too uneven for it: it is off by {gap:.2g}, and by {gap_closer:.2g} of a smaller step"
+            return Moved("cannot tell", cause)
+        cause = f"the loss moves by other than its gradient says: by {does:.3g} where it says {said:.3g}, "
+        return Moved("different", cause + f"most in {self._most_wrong(names)}", _share(said, does))
+
+    def _far(self, said: float, does: float) -> bool:
+        return abs(does - said) > self.limits.norm * abs(said) + self.noise
+
+    def _most_wrong(self, names: Sequence[str]) -> str:
+        """The tensor that half after half has the larger part of the difference, which is a sum over tensors."""
+        names = list(names)
+        said, does = self.measure(names)
+        gap = does - said
+        while len(names) > 1:
+            first, second = names[: len(names) // 2], names[len(names) // 2 :]
+            said, does = self.measure(first)
+            if abs(does - said) >= abs(gap - (does - said)):
+                names, gap = first, does - said
+            else:
+                names, gap = second, gap - (does - said)
+        return names[0]
+
+    def measure(self, names: Sequence[str], shorter: float = 1.0) -> tuple[float, float]:
+        """How far the gradient says that the loss moves along v in these tensors, and how far it does; both of half the way."""
+        values, said = [], 0.0
+        try:
+            for side in (1.0, -1.0):
+                for name in names:
+                    before = self.before[name].to(self.trained[name].device)
+                    self.trained[name].data.copy_(before + side * shorter * self._direction(name, before))
+                    gradient = self.record.gradients.get(name)
+                    if gradient is not None:
+                        taken = self.trained[name].detach() - before
+                        said += side * float((gradient.double() * taken.double()).sum()) / 2
+                values.append(self._loss())
+        finally:
+            for name in names:
+                self.trained[name].data.copy_(self.before[name])
+        (does,) = self._over_processes([(values[0] - values[1]) / 2])
+        return said, does
+
+    def _direction(self, name: str, weights: torch.Tensor) -> torch.Tensor:
+        """v in one tensor."""
+        gradient = self.expected.get(name)
+        size = max(float(weights.square().mean().sqrt()), _SMALLEST) if weights.numel() else 0.0
+        generator = torch.Generator().manual_seed(zlib.crc32(name.encode()))
+        signs = torch.randint(0, 2, weights.shape, generator=generator, dtype=torch.int8).to(weights.device) * 2 - 1
+        random = signs * (_ROUGHLY * size)
+        if gradient is None:
+            return random
+        norm = float(gradient.norm())
+        along = gradient * (self.step_size / norm) if norm else torch.zeros_like(weights)
+        return torch.where(gradient == 0, random, along)
+
+    def _loss(self) -> float:
+        """L of the moved weights: slopes times log-probs, in float64."""
+        total = 0.0
+        for micro, (by_logp, by_entropy) in zip(self.record.micro_batches, self.tables, strict=True):
+            logps_before: Any = micro.logps
+            entropies_before: Any = micro.entropies
+            logps: Any
+            entropies: Any
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # of checkpoints without gradients
+                logps, entropies = score_with_loss(self.trainer, micro.inputs)
+            total += float(((logps.double() - logps_before.double()) * by_logp)[by_logp != 0].sum())
+            if by_entropy is not None:
+                total += float(((entropies.double() - entropies_before.double()) * by_entropy)[by_entropy != 0].sum())
+        return total
+
+    def _over_processes(self, values: list[float]) -> list[float]:
+        if not self.record.averaged:
+            return values
+        device = next(iter(self.trained.values())).device
+        table = torch.tensor(values, dtype=torch.float32, device=device)
+        torch.distributed.all_reduce(table)
+        return (table / torch.distributed.get_world_size()).tolist()
+
+
+def _tables(micro: MicroBatch, loss: Loss, scale: float) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """(B, T) of the slopes by log-probs and by entropies, 0 at pads."""
+    there = micro.inputs["completion_mask"].bool()
+
+    def table(rows: Sequence[np.ndarray]) -> torch.Tensor:
+        full = torch.zeros(there.shape, dtype=torch.float64, device=there.device)
+        full[there] = torch.tensor(np.concatenate(rows), device=there.device) * scale
+        return full
+
+    return table(loss.slopes), table(loss.entropy_slopes) if loss.entropy_slopes else None
+
+
+def _share(said: float, does: float) -> float:
+    return abs(does - said) / max(abs(said), abs(does), 1e-30)
