@@ -2,14 +2,40 @@
 
 import html
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 import pandas as pd
 
-VERDICTS = ("same", "rounding", "different", "cannot tell")
-_COLOURS = {"same": "#1a7f37", "rounding": "#57606a", "different": "#b42318", "cannot tell": "#8a6d00"}
+from ..errors import ParameterError
+
+VERDICTS = ("same", "rounding", "different", "cannot tell", "meant")
+_COLOURS = {
+    "same": "#1a7f37",
+    "rounding": "#57606a",
+    "different": "#b42318",
+    "cannot tell": "#8a6d00",
+    "meant": "#0550ae",
+}
+STAGES = (
+    "sampling",
+    "ends",
+    "turns",
+    "mask",
+    "rewards",
+    "advantages",
+    "batches",
+    "log-probs",
+    "reference",
+    "mismatch",
+    "ratios",
+    "correction",
+    "loss",
+    "gradient",
+    "update",
+    "metrics",
+)
 
 
 @dataclass(frozen=True)
@@ -52,6 +78,14 @@ class StepReport:
     def first(self) -> Stage | None:
         """The first stage that is different, None where none is."""
         return next((stage for stage in self.stages if stage.verdict == "different"), None)
+
+    def with_meant(self, names: Sequence[str]) -> "StepReport":
+        """The same report, in which a stage with one of these names that is `different` is `meant`, and not `first`."""
+        stages = [
+            replace(stage, verdict="meant") if stage.name in names and stage.verdict == "different" else stage
+            for stage in self.stages
+        ]
+        return StepReport(stages, self.rows)
 
     def __getitem__(self, name: str) -> Stage:
         return {stage.name: stage for stage in self.stages}[name]
@@ -107,6 +141,23 @@ class StepReport:
         head = f"Completion {row}, advantage {advantages.mean() if len(advantages) else 0.0:+.2f}"
         head += " in the mean of its tokens" if len(advantages) > 1 else ""
         return f'<p>{head}<br><code style="white-space: pre-wrap">{"".join(spans)}</code></p>'
+
+
+def check_meant(names: Sequence[str]) -> tuple[str, ...]:
+    """The names of stages that a user means to differ, a single one in a tuple.
+
+    Raises:
+        ParameterError: a name that is no stage's.
+
+    Example:
+        >>> check_meant("rewards")
+        ('rewards',)
+    """
+    names = (names,) if isinstance(names, str) else tuple(names)
+    for name in names:
+        if name not in STAGES:
+            raise ParameterError(f"meant: {name!r} is no stage of a step; the stages are {', '.join(STAGES)}")
+    return names
 
 
 def _stage_line(stage: Stage) -> str:

@@ -17,7 +17,7 @@ from ..logs.completions import completions_table
 from ..logs.log import Log
 from ..logs.names import steps_table
 from ..logs.settings import facts_of
-from ..replay.report import StepReport
+from ..replay.report import StepReport, check_meant
 from ..training.callback import LiveCallback, attach_first, say
 from ..training.engine import hook
 from ..training.record_step import samples_of_next_step
@@ -84,8 +84,9 @@ class StepCheck(LiveCallback):
 
     name = "check of steps"
 
-    def __init__(self, trainer: Any, every: int, tell: Callable[[str], None] = say):
+    def __init__(self, trainer: Any, every: int, tell: Callable[[str], None] = say, meant: Sequence[str] = ()):
         check_steps("check_every", every)
+        self._meant = check_meant(meant)
         super().__init__(trainer, every)
         kind_of(trainer)
         self.reports: dict[int, StepReport] = {}
@@ -113,9 +114,9 @@ class StepCheck(LiveCallback):
 
     def _check(self, step: int, process: int, samples: str) -> None:
         if samples == "reused":
-            report = check_reused_step(self._trainer, self._batch, *self._sampled)
+            report = check_reused_step(self._trainer, self._batch, *self._sampled, meant=self._meant)
         else:
-            report = check_step(self._trainer, batch=self._batch)
+            report = check_step(self._trainer, batch=self._batch, meant=self._meant)
         if samples == "new":
             self._sampled = step, report
         self.reports[step] = report
@@ -137,6 +138,7 @@ def attach_watch(
     rules: Sequence[Rule] = (),
     record_steps: Steps | None = None,
     check_every: int | None = None,
+    meant: Sequence[str] = (),
 ) -> Watch | None:
     """Record the run of a TRL trainer for `workbench audit`, and print a warning at the step where a rule finds something.
 
@@ -157,13 +159,14 @@ def attach_watch(
             and every N-th.
         check_every: run `check_step` at the first and every N-th step, and print the first stage that differs. Such a step
             takes twice as long or more, and reward functions are called once more.
+        meant: stages of these checks at which your subclass means to differ, as `check_step` takes them.
 
     Returns:
         The watch; its `detach()` ends it. None if `WORKBENCH_WATCH=0`.
 
     Raises:
-        ParameterError: another trainer, `every` or `check_every` below 1, `record_steps` that name no step, a `record_dir` that
-            is a file, or a rule with the name of another.
+        ParameterError: another trainer, `every` or `check_every` below 1, `record_steps` that name no step, a name in `meant`
+            that is no stage's, a `record_dir` that is a file, or a rule with the name of another.
     """
     if os.environ.get("WORKBENCH_WATCH") == "0":
         return None
@@ -173,6 +176,7 @@ def attach_watch(
     for name, steps in (("record_steps", record_steps), ("check_every", check_every)):
         if steps is not None:
             check_steps(name, steps)
+    check_meant(meant)
     warnings = Warnings(folder, rules)
 
     def look(lines: Sequence[dict], completions: pd.DataFrame) -> list[str]:
@@ -191,5 +195,5 @@ def attach_watch(
     if record_steps is not None:
         StepRecorder(trainer, folder, record_steps)
     if check_every is not None:
-        StepCheck(trainer, check_every, tell)
+        StepCheck(trainer, check_every, tell, meant)
     return watch

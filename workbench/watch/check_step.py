@@ -1,15 +1,16 @@
 """One training step, checked: every stage again, from the stage before it, and the first that differs."""
 
+from collections.abc import Sequence
 from typing import Any
 
-from ..replay.report import StepReport
+from ..replay.report import StepReport, check_meant
 from ..training.record_step import record_step
 from ..training.snapshot import modules_restored
 from ..training.step_numbers import kind_of, step_of
 from .judge import Judge
 
 
-def check_step(trainer: Any, batch: list[dict] | None = None) -> StepReport:
+def check_step(trainer: Any, batch: list[dict] | None = None, meant: Sequence[str] = ()) -> StepReport:
     """Run one step of a trainer and compute each of its stages again.
 
     The step runs on the trainer's own data, with its own sampler and reward functions. Afterwards these are the same, bit for
@@ -27,6 +28,8 @@ def check_step(trainer: Any, batch: list[dict] | None = None) -> StepReport:
     Args:
         trainer: TRL's `GRPOTrainer` or `RLOOTrainer`, the workbench's, or a subclass; before or after training.
         batch: rows of the data set: as many as one generation takes. Default: the first batch of the trainer's own data.
+        meant: stages at which your subclass means to differ, such as `("rewards",)`. Where one differs its verdict is `meant`,
+            and `report.first` passes it over. The stages after it are judged from what was used.
 
     Returns:
         `report.first` is the first stage that differs, or None; `report.tokens(i)` has the tokens of a completion. The stages:
@@ -34,21 +37,24 @@ def check_step(trainer: Any, batch: list[dict] | None = None) -> StepReport:
         (the loss takes the rows as they were generated), `log-probs` (each row alone, unpadded), `reference`, `mismatch` (the
         log-probs that vLLM or a rollout function gives), `ratios` and `loss` (also for ratios that a later update meets),
         `correction`, `gradient` (also against how far the loss moves with the weights), `update`, `metrics`.
-        Their verdicts: `same`, `rounding`, `different`, `cannot tell`. A setting of the trainer that is not what its `args`
-        say is named at the stage that it decides.
+        Their verdicts: `same`, `rounding`, `different`, `cannot tell`, `meant`. A setting of the trainer that is not what its
+        `args` say is named at the stage that it decides.
 
     Raises:
         RunError: vLLM does not sample, for example because its engine is closed.
-        ParameterError: another trainer, one without data, or a batch that is no whole number of groups.
+        ParameterError: another trainer, one without data, a batch that is no whole number of groups, or a name in `meant` that
+            is no stage's.
         Exception: any error of the step itself, for example in a reward function; the trainer is then unchanged, too.
     """
-    kind = kind_of(trainer)
+    kind, names = kind_of(trainer), check_meant(meant)
     record = record_step(trainer, batch)
     with modules_restored(trainer):  # the models score each row once more
-        return Judge(trainer, step_of(trainer, kind, record), record).report()
+        return Judge(trainer, step_of(trainer, kind, record), record).report().with_meant(names)
 
 
-def check_reused_step(trainer: Any, batch: list[dict], sampled_at: int, earlier: StepReport | None) -> StepReport:
+def check_reused_step(
+    trainer: Any, batch: list[dict], sampled_at: int, earlier: StepReport | None, meant: Sequence[str] = ()
+) -> StepReport:
     """Check the coming update of a training, which trains once more on completions of an earlier step.
 
     It is the update that the training is about to make, with its real old log-probs. The stages of the generation are those
@@ -58,8 +64,10 @@ def check_reused_step(trainer: Any, batch: list[dict], sampled_at: int, earlier:
         batch: what the training is about to give its step.
         sampled_at: the number of the step that sampled the completions.
         earlier: the report of that step, None where it was not checked.
+        meant: as in `check_step`.
     """
-    kind = kind_of(trainer)
+    kind, names = kind_of(trainer), check_meant(meant)
     record = record_step(trainer, batch, reuse=True)
     with modules_restored(trainer):
-        return Judge(trainer, step_of(trainer, kind, record), record).report_of_reused(sampled_at, earlier)
+        report = Judge(trainer, step_of(trainer, kind, record), record).report_of_reused(sampled_at, earlier)
+        return report.with_meant(names)
