@@ -158,10 +158,33 @@ def check_mask(step: Step) -> Stage:
     if not wrong:
         return Stage("mask", "same", f"{int(sum(row.mask.sum() for row in step.rows))} tokens count")
     cause = f"{len(wrong)} of {len(step.rows)} rows have a mask that does not follow from their ends and tools"
-    if out := [i for i in wrong if not step.rows[i].mask.any()]:
-        cause = f"{len(out)} of {len(step.rows)} completions ended, but are left out of the loss: "
-        cause += "mask_truncated_completions counts them as truncated"
+    setting = step.settings.get("mask_truncated_completions", False)
+    if kept := [i for i in wrong if setting and step.rows[i].ended is False and step.rows[i].mask.any()]:
+        cause = f"{len(kept)} of {len(step.rows)} completions were truncated, but are in the loss, "
+        cause += "though mask_truncated_completions is on"
+    if left_out := [i for i in wrong if not step.rows[i].mask.any()]:
+        cause = _why_left_out(step, [step.rows[i] for i in left_out])
     return Stage("mask", "different", cause, float(tokens), places(wrong))
+
+
+def _why_left_out(step: Step, rows: Sequence[SampledRow]) -> str:
+    """A sentence on completions that should be in the loss and of which no token is."""
+    setting = step.settings.get("mask_truncated_completions", False)
+    said = []
+    for ended in (True, False, None):
+        alike = [row for row in rows if row.ended is ended]
+        if not alike:
+            continue
+        how = {True: "ended, but are", False: "were truncated and are", None: "are"}[ended]
+        counted = sum(row.cut_for_trl for row in alike)
+        if not setting:
+            why = ", though mask_truncated_completions is off"
+        elif counted == len(alike):
+            why = ": mask_truncated_completions counts them as truncated"
+        else:
+            why = f", though TRL counts {len(alike) - counted} of them as ended"
+        said.append(f"{len(alike)} of {len(step.rows)} completions {how} left out of the loss{why}")
+    return "; ".join(said)
 
 
 def check_rewards(step: Step) -> Stage:
@@ -340,13 +363,19 @@ def check_loss(step: Step, losses: Sequence[Loss | None]) -> Stage:
     if not known or len(known) < len(losses):
         return Stage("loss", "cannot tell", "the trainer computes its loss elsewhere (Liger, or a method of its own)")
     used, expected = np.array([micro.loss for micro in step.micro_batches]), np.array([loss.value for loss in known])
+    router = np.array(step.router_losses) if len(step.router_losses) else np.zeros(len(used))
+    used = used - router
     cause = f"loss_type {step.settings.get('loss_type', 'rloo')!r} gives another loss for these rows"
-    if expected.any():  # losses near 0 say nothing of a factor
+    size = max([1e-9, *(float(np.abs(slopes).sum()) for loss in known for slopes in loss.slopes)])
+    if np.abs(expected).max() > SAME * size:  # losses that are rounding say nothing of a factor
         times = float(used @ expected / (expected @ expected))
         if np.abs(used - times * expected).max() < 1e-3 * np.abs(times * expected).max():
             cause += f": {times:.3g} times as much"
-    size = max(float(np.abs(slopes).sum()) for loss in known for slopes in loss.slopes)
-    return compared("loss", step, used, expected, cause, max(size, 1e-9))
+    stage = compared("loss", step, used, expected, cause, size)
+    if not router.any():
+        return stage
+    said = f"without the auxiliary loss of the router, which adds {router.sum() / len(router):.3g}"
+    return dataclasses.replace(stage, cause=f"{stage.cause}, {said}" if stage.cause else said)
 
 
 def check_metrics(step: Step) -> Stage | None:

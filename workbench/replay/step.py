@@ -76,6 +76,8 @@ class Step:
     deviations: Mapping[str, Any] = field(default_factory=dict)
     begun: bool = False  # the trainer has trained before, so that a callback may have changed such a setting
     reused: bool | None = None  # the completions were sampled before an earlier update; None: not known
+    # Of each micro-batch, what the auxiliary loss of a router adds to its loss; empty for a model without one.
+    router_losses: Sequence[float] = ()
 
     @property
     def num_generations(self) -> int:
@@ -88,12 +90,16 @@ class Step:
 
     def sampler_options(self) -> list[str]:
         """Settings with which a sampler draws from another distribution than the one that is scored, as `name=value`."""
+        return [f"{name}={value}" for name, value in self.sampler_values().items()]
+
+    def sampler_values(self) -> dict[str, Any]:
+        """Settings with which a sampler draws from another distribution than the one that is scored."""
         neutral: dict[str, tuple] = {"top_p": (1.0,), "top_k": (0, -1), "min_p": (0.0,), "repetition_penalty": (1.0,)}
         neutral |= {"temperature": (self.settings.get("temperature"),), "do_sample": (True,), "typical_p": (1.0,)}
         neutral |= {"presence_penalty": (0.0,), "frequency_penalty": (0.0,), "no_repeat_ngram_size": (0,)}
         neutral |= {"epsilon_cutoff": (0.0,), "eta_cutoff": (0.0,), "bad_words": (), "logit_bias": ()}
         used = {name: self.settings.get(name) for name in _SAMPLER} | dict(self.settings.get("generation_kwargs") or {})
-        return [f"{n}={v}" for n, v in used.items() if n in neutral and v is not None and v not in neutral[n]]
+        return {n: v for n, v in used.items() if n in neutral and v is not None and v not in neutral[n]}
 
 
 def returned_rewards(calls: Sequence[list], counts: Sequence[int], functions: int) -> np.ndarray | None:

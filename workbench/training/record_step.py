@@ -7,7 +7,7 @@ import inspect
 import random
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 from unittest import mock
 
@@ -111,13 +111,76 @@ def record_step(trainer: Any, batch: list[dict] | None = None, reuse: bool = Fal
                     raise
         record.metrics = {name: list(values) for name, values in trainer._metrics["train"].items()}
         policy = policy_of(trainer)
-        record.problem = _unscale(trainer.accelerator.scaler, policy)
-        record.gradients = {n: p.grad.detach().clone() for n, p in policy.named_parameters() if p.grad is not None}
+        _take_gradients(trainer, policy, record)
         if trainer.is_deepspeed_enabled or trainer.is_fsdp_enabled:
             record.problem = record.problem or "weights that DeepSpeed or FSDP holds in parts"
         if not record.problem:
             record.update = step_and_undo(trainer, policy, record.gradients)
     return record
+
+
+def _take_gradients(trainer: Any, policy: Any, record: StepRecord) -> None:
+    record.problem = _unscale(trainer.accelerator.scaler, policy)
+    record.gradients = {n: p.grad.detach().clone() for n, p in policy.named_parameters() if p.grad is not None}
+
+
+def record_without_dropout(trainer: Any, record: StepRecord) -> StepRecord:
+    """The forward and backward passes of a recorded update once more, on the same micro-batches, without dropout.
+
+    Returns:
+        The record with the log-probs, losses and gradients of these passes. The trainer is afterwards as it was.
+    """
+    again = replace(record, micro_batches=[], metrics={}, gradients={})
+    micro_batches = iter(record.micro_batches)
+
+    def around_inputs(original: Callable, *args: Any, **kwargs: Any):
+        switch_dropout_off(trainer.model)  # here, since transformers has just put all modules into training
+        return dict(next(micro_batches).inputs)
+
+    with _as_it_was(trainer), contextlib.ExitStack() as stack:
+        stack.callback(StepListener(trainer, again).off)
+        stack.callback(hook(trainer, "_prepare_inputs", around_inputs))
+        trainer.current_gradient_accumulation_steps = len(record.micro_batches)
+        model = trainer.model_wrapped
+        model.train()
+        model.zero_grad(set_to_none=True)
+        for _ in record.micro_batches:
+            with trainer.accelerator.autocast():
+                trainer.training_step(model, None, None)
+        _take_gradients(trainer, policy_of(trainer), again)
+    return again
+
+
+def dropouts_of(model: torch.nn.Module) -> list[str]:
+    """The dropout that a model applies while it trains, as `name=probability`.
+
+    Some modules are a dropout, others have its probability as an attribute, as attention has.
+
+    Example:
+        >>> dropouts_of(torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.Dropout(0.1), torch.nn.Dropout(0.0)))
+        ['Dropout=0.1']
+    """
+    found = []
+    for path, module in model.named_modules():
+        if isinstance(module, torch.nn.modules.dropout._DropoutNd):
+            names = [part for part in path.split(".") if "drop" in part] or [type(module).__name__]
+            found.append((names[-1], module.p))
+        else:
+            attributes = [(name, value) for name, value in vars(module).items() if "drop" in name]
+            found += [(name, value) for name, value in attributes if isinstance(value, float)]
+    return list(dict.fromkeys(f"{name}={value:g}" for name, value in found if value > 0))
+
+
+def switch_dropout_off(model: torch.nn.Module) -> None:
+    """Put the modules of a model in evaluation, but for the model itself, which a trainer asks whether it trains.
+
+    Modules that checkpoint their activations do so only in training. They stay there, for their memory, unless they have a
+    dropout of their own.
+    """
+    for module in model.modules():
+        own_dropout = any("drop" in name and isinstance(value, float) for name, value in vars(module).items())
+        checkpoints = bool(getattr(module, "gradient_checkpointing", False))
+        module.training = module is model or (checkpoints and not own_dropout)
 
 
 def _batches(trainer: Any, batch: list[dict] | None) -> Iterator:

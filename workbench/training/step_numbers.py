@@ -28,19 +28,19 @@ def kind_of(trainer: Any) -> str:
 def step_of(trainer: Any, kind: str, record: StepRecord) -> Step:
     """What a trainer used, as plain numbers."""
     args, outputs = trainer.args, record.outputs
-    weights = str(next(policy_of(trainer).parameters()).dtype).removeprefix("torch.")
     deviations, begun = deviations_of(trainer), trainer.state.global_step > 0
     settings = vars(args) | {
         "reward_weights": _weights_of_args(trainer),
         "gradient_accumulation_steps": len(record.micro_batches),  # fewer at the end of an epoch
         "rollout_func": getattr(trainer, "rollout_func", None) is not None,
+        "router_aux_loss_coef": router_coefficient(trainer),
     }
     if begun:  # a callback may have changed the trainer, which then does what it should
         settings |= {name: of_trainer for name, (_, of_trainer) in deviations.items()}
     rows = list(_sampled_rows(trainer, record))
     return Step(
         kind=kind,
-        dtype="bfloat16" if args.bf16 else "float16" if args.fp16 else weights,
+        dtype="bfloat16" if args.bf16 else "float16" if args.fp16 else coarsest_dtype(policy_of(trainer)),
         processes=trainer.accelerator.num_processes,
         rank=trainer.accelerator.process_index,
         settings=settings,
@@ -56,6 +56,7 @@ def step_of(trainer: Any, kind: str, record: StepRecord) -> Step:
         deviations=deviations,
         begun=begun,
         reused=record.reused,
+        router_losses=_router_losses(trainer, kind, record),
     )
 
 
@@ -92,6 +93,35 @@ def _equal(a: Any, b: Any) -> bool:
         return len(a) == len(b) and all(_equal(*pair) for pair in zip(a, b, strict=True))
     numbers = all(isinstance(x, int | float) for x in (a, b))
     return math.isclose(a, b, rel_tol=1e-6) if numbers else bool(a == b)
+
+
+def router_coefficient(trainer: Any) -> float:
+    """What TRL multiplies a router's auxiliary loss by: of the config, or, where that has none, of the model."""
+    coefficient = getattr(trainer.args, "router_aux_loss_coef", None)
+    if coefficient is None:
+        coefficient = getattr(policy_of(trainer).config.get_text_config(), "router_aux_loss_coef", None)
+    return float(coefficient or 0.0)
+
+
+def _router_losses(trainer: Any, kind: str, record: StepRecord) -> list[float]:
+    """What a router's auxiliary loss adds to the loss of each micro-batch; none where no scoring returned one."""
+    if not all(router_loss_of(micro) is not None for micro in record.micro_batches):
+        return []
+    divisor = 1 if kind == "RLOO" else len(record.micro_batches)  # TRL's RLOO divides the whole loss afterwards
+    factor = router_coefficient(trainer) / divisor
+    return [factor * float(router_loss_of(micro)) for micro in record.micro_batches]
+
+
+def router_loss_of(micro: MicroBatch) -> Any:
+    """The auxiliary loss of a router that the scoring of a loss returned, or None."""
+    return next((other for other in micro.others if torch.is_tensor(other) and other.dim() == 0), None)
+
+
+def coarsest_dtype(model: torch.nn.Module) -> str:
+    """The dtype of a model's weights that rounds most: a head in fp32 makes the layers below it no more precise."""
+    dtypes = {p.dtype for p in model.parameters()} & {torch.float64, torch.float32, torch.float16, torch.bfloat16}
+    coarsest = max(dtypes, key=lambda dtype: torch.finfo(dtype).eps, default=torch.float32)
+    return str(coarsest).removeprefix("torch.")
 
 
 def _sampled_rows(trainer: Any, record: StepRecord) -> Iterator[SampledRow]:

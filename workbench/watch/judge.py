@@ -2,7 +2,7 @@
 
 import contextlib
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -25,9 +25,11 @@ from ..replay.stages import (
     tolerance_of,
     with_deviations,
 )
-from ..replay.step import Step
-from ..training.record_step import StepRecord
+from ..replay.step import SampledRow, Step
+from ..training.record_step import StepRecord, dropouts_of, record_without_dropout
 from ..training.rows import policy_of, tokenizer_of
+from ..training.step_numbers import router_coefficient, router_loss_of, step_of
+from .causes import RowAlone, cause_of_copies, cause_of_logprobs, cause_of_sampling, shifted
 from .finite_difference import check_by_moving
 from .off_policy import ask_off_policy, stages_with_answers
 from .update_stage import update_stage
@@ -39,7 +41,6 @@ _FEW = 1e-3  # share of trained parameters below which a model without an adapte
 # Stages that a step has decided when it samples; the second line may be missing in a step.
 _OF_GENERATION = ("sampling", "ends", "mask", "rewards", "advantages")
 _OF_SOME_GENERATIONS = ("turns", "reference", "mismatch")
-_PADDING = ": padding moves them (positions without position_ids, or attention to pads)"
 
 
 @dataclass
@@ -49,6 +50,7 @@ class _Alone:
     logps: np.ndarray
     entropies: np.ndarray
     variances: np.ndarray  # of the surprise of a token drawn there
+    likeliest: np.ndarray  # 1 where no token is likelier
 
 
 class Judge:
@@ -113,6 +115,7 @@ class Judge:
                         by_entropy = loss.entropy_slopes[i] if loss.entropy_slopes else None
                         slopes = loss.slopes[i] * scale, by_entropy
                         self.alone[text_key(prompt, ids)] = self._score(self.policy, prompt, ids, slopes)
+            self._differentiate_routers()
             if self.record.averaged:
                 for parameter in (p for p in self.policy.parameters() if p.requires_grad):
                     parameter.grad = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
@@ -123,6 +126,17 @@ class Judge:
     def _scale(self) -> float:
         """What the trainer multiplies a loss by before its backward pass: RLOO's loss is not divided yet."""
         return 1 / self.step.settings["gradient_accumulation_steps"] if self.step.kind == "RLOO" else 1.0
+
+    def _differentiate_routers(self) -> None:
+        """Add the gradient of a router's auxiliary loss, which is that of a whole micro-batch."""
+        factor = router_coefficient(self.trainer) / len(self.step.micro_batches)
+        for micro in self.record.micro_batches if self.step.router_losses else ():
+            if router_loss_of(micro) is None or not factor:
+                continue
+            parts = [[micro.inputs[f"{part}_{kind}"] for part in ("prompt", "completion")] for kind in ("ids", "mask")]
+            ids, mask = (torch.cat(part, dim=1) for part in parts)
+            outputs = self.policy(input_ids=ids, attention_mask=mask, use_cache=False, output_router_logits=True)
+            (factor * outputs.aux_loss).backward()
 
     def _score(self, model: Any, prompt: list[int], ids: list[int], slopes: tuple | None = None) -> _Alone:
         """Score a completion alone; with slopes by its log-probs and entropies add to the model's gradients."""
@@ -141,7 +155,8 @@ class Judge:
                     total = total + (entropies * torch.tensor(slopes[1], device=device)).sum()
                 total.backward()
         variances = (probs * (table + entropies[:, None]) ** 2).sum(-1)
-        return _Alone(*(x.detach().double().numpy(force=True) for x in (logps, entropies, variances)))
+        likeliest = logps >= table.max(-1).values
+        return _Alone(*(x.detach().double().numpy(force=True) for x in (logps, entropies, variances, likeliest)))
 
     def _scored(self) -> Iterator[tuple[LossRow, list[int], list[int], _Alone]]:
         """The rows in the loss that have tokens, and each alone."""
@@ -168,8 +183,9 @@ class Judge:
             return Stage("sampling", "cannot tell", "no token was sampled here, or each was certain")
         if copies := self._improbable_copies():
             size = self.step.num_generations
-            cause = f"{copies} groups hold one completion {size} times, far beyond chance: {self._seed_cause()}"
-            return Stage("sampling", "different", cause, where=f"{copies} groups")
+            why = cause_of_copies(self.step, self.record, copies, self._share_likeliest)
+            cause = f"{len(copies)} groups hold one completion {size} times, far beyond chance: {why}"
+            return Stage("sampling", "different", cause, where=f"{len(copies)} groups")
         errors, options = excess / math.sqrt(variance), ", ".join(self.step.sampler_options())
         numbers = abs(excess) / count, f"{count} tokens"
         if abs(errors) > _FAR:
@@ -177,9 +193,8 @@ class Judge:
             cause = (
                 f"the sampled tokens are {kind} than their scored distribution gives ({errors:+.1f} standard errors): "
             )
-            return Stage(
-                "sampling", "different", cause + (options or "the sampler is not the policy that is scored"), *numbers
-            )
+            why = cause_of_sampling(self.policy, self.step, self.temperature, self._share_likeliest)
+            return Stage("sampling", "different", cause + why, *numbers)
         if options:
             cause = (
                 f"{options}: samples another distribution than the one that is scored; {count} tokens do not show it"
@@ -187,19 +202,26 @@ class Judge:
             return Stage("sampling", "cannot tell", cause, *numbers)
         return Stage("sampling", "same", f"{count} tokens, {errors:+.1f} standard errors", *numbers)
 
-    def _improbable_copies(self) -> int:
-        size, found = self.step.num_generations, 0
-        keys = [text_key(row.prompt_ids, row.ids) for row in self.step.rows if row.ids]
-        for start in range(0, len(keys) - size + 1, size):
-            group = keys[start : start + size]
-            found += len(set(group)) == 1 and (size - 1) * float(self.alone[group[0]].logps.sum()) < _COPIES
-        return found
+    def _improbable_copies(self) -> list[list[int]]:
+        """The rows of each group that holds one completion, which is no chance."""
+        size = self.step.num_generations
+        groups = [range(start, start + size) for start in range(0, len(self.step.rows) - size + 1, size)]
+        copies = []
+        for group in groups:
+            keys = {text_key(self.step.rows[i].prompt_ids, self.step.rows[i].ids) for i in group}
+            alone = self.alone.get(next(iter(keys)))
+            if len(keys) == 1 and alone and (size - 1) * float(alone.logps.sum()) < _COPIES:
+                copies.append([*group])
+        return copies
 
-    def _seed_cause(self) -> str:
-        seed = (self.step.settings.get("generation_kwargs") or {}).get("seed")
-        return (
-            "one random stream for all" if seed is None else f"generation_kwargs has seed={seed}, which every copy gets"
-        )
+    def _share_likeliest(self, rows: Sequence[SampledRow]) -> float:
+        """The share of the tokens that were sampled in these rows and are the likeliest at their places."""
+        tokens = [
+            self.alone[text_key(row.prompt_ids, row.ids)].likeliest[row.own[: len(row.ids)] > 0]
+            for row in rows
+            if row.ids
+        ]
+        return float(np.concatenate(tokens).mean()) if tokens else 0.0
 
     def logprobs(self) -> Stage:
         """Whether the trainer's log-probs are those of each row alone."""
@@ -209,25 +231,11 @@ class Judge:
         used, alone = (np.concatenate(part) for part in ([r.logps for r, *_ in rows], [a.logps for *_, a in rows]))
         return self._close("log-probs", used, alone, "a row alone, without padding, has other log-probs", self._why)
 
-    def _why(self, alone: np.ndarray) -> str:
-        """What makes the trainer's log-probs others than those of rows alone: its own once more, without dropout."""
-        micro_batches = self.record.micro_batches
-        padded = any(not micro.inputs["prompt_mask"].all() for micro in micro_batches)
-        if not any(isinstance(module, torch.nn.Dropout) and module.p > 0 for module in self.policy.modules()):
-            return _PADDING if padded else ""
-        still, model = [], self.trainer.model
-        with torch.no_grad(), evaluating(model), self.trainer.accelerator.autocast():
-            for micro in micro_batches:
-                parts = [
-                    [micro.inputs[f"{part}_{kind}"] for part in ("prompt", "completion")] for kind in ("ids", "mask")
-                ]
-                ids, mask = (torch.cat(part, dim=1) for part in parts)
-                there = micro.inputs["completion_mask"].bool()
-                logps = self.trainer._get_per_token_logps_and_entropies(model, ids, mask, there.shape[1])[0]
-                still.append(logps[there].double().numpy(force=True))
-        if float(np.abs(np.concatenate(still) - alone).mean()) <= tolerance_of(self.step).mean:
-            return ": the model has dropout, which is on while it trains (disable_dropout=True)"
-        return _PADDING + ", and dropout is on"
+    def _why(self) -> str:
+        rows = [RowAlone(prompt, ids, row.logps, alone.logps) for row, prompt, ids, alone in self._scored()]
+        limits, dtype = tolerance_of(self.step), self.step.dtype
+        cause = cause_of_logprobs(self.trainer, self.policy, self.record, rows, limits, self.temperature, dtype)
+        return f": {cause}"
 
     def reference(self) -> Stage | None:
         """Whether the reference's log-probs are those of each row alone; None without a reference in the loss."""
@@ -257,9 +265,16 @@ class Judge:
         if mean <= min(_NOT_NEAR, -float(alone.mean()) / 2):  # numbers of other tokens are off by about the surprise
             cause = "the sampler has lower precision or older weights, or its log-probs are at wrong places"
             return Stage("mismatch", "cannot tell", f"{said}: {cause}", *numbers)
-        options = ", ".join(self.step.sampler_options()) or "they are at wrong places, or come from other weights"
-        cause = f"the sampler's log-probs are not those of these tokens: {options}: {said}"
+        cause = f"the sampler's log-probs are not those of these tokens: {self._why_mismatch(pairs)}: {said}"
         return Stage("mismatch", "different", cause, *numbers)
+
+    def _why_mismatch(self, pairs: Sequence[tuple[np.ndarray, np.ndarray]]) -> str:
+        for neighbour, shift in (("before", 1), ("after", -1)):
+            differences = np.concatenate([np.abs(sampled - shifted(alone, shift)) for sampled, alone in pairs])
+            if np.nanmean(differences) <= _NEAR:
+                return f"each is that of the token {neighbour} it"
+        options = ", ".join(self.step.sampler_options())
+        return f"{options} is set" if options else "cause not found; not: a shift by a token"
 
     def _by_reference(self, texts: Sequence[tuple[list[int], list[int]]]) -> list[np.ndarray] | None:
         """Log-probs of completions by the reference: a model, or what lies below the policy's adapter; None: not known."""
@@ -285,7 +300,16 @@ class Judge:
         return np.array([((a - r) * mask).sum() for a, r, mask in zip(alone, ref, masks, strict=True)])
 
     def gradient(self, loss: Stage) -> Stage:
-        """Whether the gradient is that of the loss, by parameter."""
+        """Whether the gradient is that of the loss, by parameter; one that differs under dropout is taken again without it."""
+        stage, dropouts = self._gradient(loss), dropouts_of(self.policy)
+        if stage.verdict != "different" or not dropouts:
+            return stage
+        record = record_without_dropout(self.trainer, self.record)
+        step = step_of(self.trainer, self.step.kind, record)
+        again = Judge(self.trainer, step, record)._gradient(loss)
+        return replace(again, cause=f"compared without dropout ({', '.join(dropouts)}): {again.cause}")
+
+    def _gradient(self, loss: Stage) -> Stage:
         if loss.verdict == "cannot tell":
             return Stage("gradient", "cannot tell", "no loss to differentiate")
         used, expected = self.record.gradients, self.gradients
@@ -334,7 +358,7 @@ class Judge:
         used: np.ndarray,
         alone: np.ndarray,
         cause: str,
-        why: Any = lambda alone: "",
+        why: Callable[[], str] = lambda: "",
     ) -> Stage:
         """A stage of log-probs, within the rounding of the dtype."""
         where, limits = f"{len(used)} tokens", tolerance_of(self.step)
@@ -345,7 +369,7 @@ class Judge:
         if mean <= limits.mean and largest <= limits.largest:
             verdict = "same" if largest <= 2 * SAME else "rounding"
             return Stage(name, verdict, f"mean {mean:.1e} nats, {self.step.dtype}", largest, where)
-        return Stage(name, "different", f"{cause}{why(alone)}: mean {mean:.2g} nats, {self.step.dtype}", largest, where)
+        return Stage(name, "different", f"{cause}{why()}: mean {mean:.2g} nats, {self.step.dtype}", largest, where)
 
 
 @contextlib.contextmanager
