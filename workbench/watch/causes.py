@@ -74,18 +74,18 @@ def cause_of_logprobs(
         sentences.append((_gap(numbers, used, limits), sentence))
     rerun = _Rerun(trainer, policy, record, rows, temperature)
     for change in rerun.changes:
-        if (numbers := rerun.scored({change})) is not None:
+        if (again := rerun.scored({change})) is not None:
             tested.append(change)
             sentence = _SENTENCES[change].format(dropouts=", ".join(dropouts_of(policy)), dtype=dtype)
-            sentences.append((_gap(numbers, rerun.target({change}, alone), limits), sentence))
+            sentences.append((_gap(again, rerun.target({change}, alone), limits), sentence))
     least = min((left for left, _ in sentences), default=np.inf)
     if least <= min(1.0, _gap(used, alone, limits) / 2):
         return next(said for left, said in sentences if left <= max(_TOLD_APART * least, _NOTHING))
     if together := rerun.needed_together(alone, limits):
         dropouts = f" ({', '.join(dropouts_of(policy))})" if "dropout" in together else ""
         return f"{' and '.join(together)} together{dropouts}: without these they agree"
-    tested = [name for name in dict.fromkeys(tested) if name != "again"]
-    said = f"cause not found; not: {', '.join(tested)}"
+    names = [name for name in dict.fromkeys(tested) if name != "again"]
+    said = f"cause not found; not: {', '.join(names)}"
     again = rerun.scored(set())
     if again is not None and _gap(again, used, limits) > 1:
         said += "; scored once more they are others"

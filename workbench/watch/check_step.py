@@ -40,6 +40,10 @@ def check_step(trainer: Any, batch: list[dict] | None = None, meant: Sequence[st
         Their verdicts: `same`, `rounding`, `different`, `cannot tell`, `meant`. A setting of the trainer that is not what its
         `args` say is named at the stage that it decides.
 
+        If `log-probs` or `sampling` differs, each suspect is changed alone (padding, dropout, temperature, precision, ...). The
+        one without which the difference goes is named, else the sentence says which were tested. This takes some forward passes
+        more. A gradient that differs under dropout is taken again without it.
+
     Raises:
         RunError: vLLM does not sample, for example because its engine is closed.
         ParameterError: another trainer, one without data, a batch that is no whole number of groups, or a name in `meant` that
