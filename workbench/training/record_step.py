@@ -137,7 +137,7 @@ def record_without_dropout(trainer: Any, record: StepRecord) -> StepRecord:
         switch_dropout_off(trainer.model)  # here, since transformers has just put all modules into training
         return dict(next(micro_batches).inputs)
 
-    with _as_it_was(trainer), contextlib.ExitStack() as stack:
+    with as_it_was(trainer), contextlib.ExitStack() as stack:
         stack.callback(StepListener(trainer, again).off)
         stack.callback(hook(trainer, "_prepare_inputs", around_inputs))
         trainer.current_gradient_accumulation_steps = len(record.micro_batches)
