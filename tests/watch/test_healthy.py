@@ -76,8 +76,8 @@ class HalvedAdvantage(trl.GRPOTrainer):
         return super()._compute_loss(model, inputs | {"advantages": inputs["advantages"] / 2})
 
 
-def test_a_gradient_next_to_a_router_is_compared(tmp_path):
-    assert check_step(mixture(tmp_path, HalvedAdvantage)).first.name == "gradient"
+def test_a_slope_next_to_a_router_is_compared(tmp_path):
+    assert check_step(mixture(tmp_path, HalvedAdvantage)).first.name == "loss"
 
 
 def test_a_recorded_step_keeps_the_loss_of_a_router(tmp_path):

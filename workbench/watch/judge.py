@@ -94,7 +94,7 @@ class Judge:
         ratios, correction, loss = stages_of_loss(self.step, self.losses)
         ratios, loss = stages_with_answers(ratios, loss, ask_off_policy(self.trainer, self.step, self.record))
         update = update_stage(self.record, self.policy, self.trainer.args, self.trainer.state)
-        return [ratios, correction, loss, self._moved(self.gradient(loss)), update]
+        return [ratios, correction, loss, self.gradient(loss), update]
 
     def _report(self, stages: Sequence[Stage | None]) -> StepReport:
         return StepReport(
@@ -302,12 +302,14 @@ class Judge:
     def gradient(self, loss: Stage) -> Stage:
         """Whether the gradient is that of the loss, by parameter; one that differs under dropout is taken again without it."""
         stage, dropouts = self._gradient(loss), dropouts_of(self.policy)
-        if stage.verdict != "different" or not dropouts:
+        if not dropouts:
+            return self._moved(stage)
+        if stage.verdict != "different":
             return stage
         record = record_without_dropout(self.trainer, self.record)
-        step = step_of(self.trainer, self.step.kind, record)
-        again = Judge(self.trainer, step, record)._gradient(loss)
-        return replace(again, cause=f"compared without dropout ({', '.join(dropouts)}): {again.cause}")
+        again = Judge(self.trainer, step_of(self.trainer, self.step.kind, record), record)
+        stage = again._moved(again._gradient(loss))
+        return replace(stage, cause=f"compared without dropout ({', '.join(dropouts)}): {stage.cause}")
 
     def _gradient(self, loss: Stage) -> Stage:
         if loss.verdict == "cannot tell":
