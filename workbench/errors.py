@@ -1,7 +1,12 @@
-"""The workbench's errors: each is also the standard error that fits, so `except ValueError` keeps working."""
+"""The workbench's errors: each is also the standard error that fits, so `except ValueError` keeps working. And its warnings."""
 
 import difflib
-from collections.abc import Iterable
+import sys
+import warnings
+from collections.abc import Iterable, Mapping
+
+# Top modules whose frames lie between a user's line and a warning: the workbench, what calls it, and what imports it.
+_NOT_THE_USERS = {"workbench", "trl", "transformers", "accelerate", "torch", "contextlib", "importlib", "lazy_loader"}
 
 
 class WorkbenchError(Exception):
@@ -22,6 +27,23 @@ class RunError(WorkbenchError, RuntimeError):
 
 class TrainingStopped(WorkbenchError):
     """A training stopped because it was asked to, with a complete checkpoint of its last step; it can go on from there."""
+
+
+def warn_user(text: str) -> None:
+    """Warn at the user's line: the nearest frame outside of the workbench and of the libraries that call or import it."""
+    frame = sys._getframe(1)
+    while frame.f_back is not None and _top_module(frame.f_globals) in _NOT_THE_USERS:
+        frame = frame.f_back
+    registry = frame.f_globals.setdefault(
+        "__warningregistry__", {}
+    )  # where Python notes what it has said at which line
+    module = frame.f_globals.get("__name__")
+    warnings.warn_explicit(text, UserWarning, frame.f_code.co_filename, frame.f_lineno, module, registry)
+
+
+def _top_module(names: Mapping) -> str:
+    """`trl.trainer.utils` -> `trl`, of the global names of a frame."""
+    return str(names.get("__name__")).partition(".")[0]
 
 
 def did_you_mean(name: str, known: Iterable[str], cutoff: float = 0.6) -> str:

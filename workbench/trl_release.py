@@ -5,12 +5,11 @@ import hashlib
 import json
 import os
 import sys
-import warnings
 from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 from pathlib import Path
 
-from .errors import MissingDependencyError, ParameterError
+from .errors import MissingDependencyError, ParameterError, warn_user
 from .extras import install, packaged
 
 OLDEST, NEWEST = "1.12.0", "1.16.0"  # the tests run on both; `make lanes` runs some on the releases between
@@ -130,10 +129,9 @@ def check_trl(found: str = "") -> None:
         what = (
             f"changed since: {', '.join(changed)}" if changed else "the methods that the trainers override are the same"
         )
-        warnings.warn(
+        warn_user(
             f"trl {found} is newer than {NEWEST}, the newest release that the tests run on; {what}. The trainers raise if it "
-            "reads in another way where completions end",
-            stacklevel=3,
+            "reads in another way where completions end"
         )
 
 

@@ -69,8 +69,9 @@ def test_plain_prompts_are_known_by_template_and_eos(stock, monkeypatch, data, e
 
 
 def test_our_trainer_warns_of_plain_prompts(tmp_path, starter_folder):
-    with pytest.warns(UserWarning, match=SAYS):
+    with pytest.warns(UserWarning, match=SAYS) as caught:
         make(GRPOTrainer, tmp_path, starter_folder)
+    assert [one.filename for one in caught if "plain strings" in str(one.message)] == [__file__]
     with warnings.catch_warnings(record=True) as said:
         warnings.filterwarnings("ignore", "prompts are plain strings")
         make(GRPOTrainer, tmp_path, starter_folder)

@@ -3,13 +3,12 @@
 import contextlib
 import difflib
 import importlib
-import warnings
 from collections.abc import Iterable, Mapping
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from ..errors import ParameterError
+from ..errors import ParameterError, warn_user
 from ..extras import missing
 from .stops import OTHER_NAMES, StopRule, StopSpec, tokenizer_in
 
@@ -129,10 +128,9 @@ def check_before_compute(model: Any, args: Any, stops: StopSpec, tokenizer: Any)
     options = args.generation_kwargs or {}
     _check_options(options, backend_of(args))
     if (sampled := options.get("temperature", args.temperature)) != args.temperature:
-        warnings.warn(
+        warn_user(
             f"generation_kwargs 'temperature'={sampled}: completions are sampled at {sampled} and scored at "
-            f"temperature={args.temperature}, so ratios compare two policies; set temperature={sampled} in the config alone",
-            stacklevel=4,
+            f"temperature={args.temperature}, so ratios compare two policies; set temperature={sampled} in the config alone"
         )
     if getattr(args, "use_transformers_continuous_batching", False) and (stops.stop or stops.min_tokens):
         given = f"stop={stops.stop}, min_tokens={stops.min_tokens}"

@@ -15,11 +15,10 @@ import re
 import shutil
 import socket
 import time
-import warnings
 from collections.abc import Mapping
 from pathlib import Path
 
-from ..errors import ParameterError, RunError
+from ..errors import ParameterError, RunError, warn_user
 from ..extras import packaged
 from . import lock
 from .completions import read_completions
@@ -122,7 +121,7 @@ class Run:
         """
         table, damaged = read_completions(self.path)
         for sentence in damaged:
-            warnings.warn(sentence, stacklevel=2)
+            warn_user(sentence)
         return table
 
 

@@ -69,14 +69,14 @@ def with_stop_text(rule: StopRule, rows: Sequence[EndedRow], completions: list, 
     return fixed
 
 
-def finish_trainer(trainer: Any, record_dir: str | Path | None, steps: Any = None, frames: int = 3) -> None:
-    """Seed the sampler, attach the recorder, and warn, at the user's line: `frames` lie above this one."""
+def finish_trainer(trainer: Any, record_dir: str | Path | None, steps: Any = None) -> None:
+    """Seed the sampler, attach the recorder, and warn of what would make the training come to nothing."""
     if backend_of(trainer.args) == "vllm":
         # TRL's engine seeds the whole process alike for every `args.seed`; the ranks of one engine have to draw alike.
         set_seed(trainer.args.seed + trainer.accelerator.process_index // trainer.args.vllm_tensor_parallel_size)
     if record_dir is not None:
         trainer.recorder = attach_recorder(trainer, record_dir, steps)
-    warn_before_training(trainer, stacklevel=2 + frames)
+    warn_before_training(trainer)
 
 
 _Trainer: Any = trl.GRPOTrainer if TYPE_CHECKING else object  # whose attributes the methods use

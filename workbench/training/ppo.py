@@ -117,7 +117,7 @@ class PPOTrainer(ppo_trainer.PPOTrainer):
             self.eval_dataloader = NotifyingLoader(self.eval_dataloader, self._functions)
         self.forwards: list[int] = []
         self._completion_metrics: dict[str, list[float]] = {}  # of each scored batch since the last log
-        finish_trainer(self, record_dir, frames=2)
+        finish_trainer(self, record_dir)
 
     def train(self):
         """Train as TRL does, with this trainer's stops. With `record_dir`, save the policy in `policy/` there."""

@@ -3,7 +3,6 @@
 import dataclasses
 import os
 import time
-import warnings
 from collections.abc import Collection, Mapping
 from importlib.metadata import version
 from pathlib import Path
@@ -14,7 +13,7 @@ from accelerate.utils import broadcast_object_list
 from transformers import PrinterCallback, TrainerCallback
 
 from ..consistency.positions import fills_position_ids
-from ..errors import ParameterError, TrainingStopped
+from ..errors import ParameterError, TrainingStopped, warn_user
 from ..generation.preflight import backend_of
 from ..replay.file import save_step, step_path
 from ..runs.completions import FILE, forget_after
@@ -132,7 +131,7 @@ class RunRecorder(Recorder, TrainerCallback):
             other = (
                 f"has {unseen_values(now)}: only types were compared" if before == now else f"was {before}, is {now}"
             )
-            warnings.warn(f"{self.record_dir}: resumed after step {step}; its reward {other}", stacklevel=2)
+            warn_user(f"{self.record_dir}: resumed after step {step}; its reward {other}")
 
     def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **_: Any):
         if self._file is None or "train_runtime" in logs:  # the closing summary is not a step

@@ -1,7 +1,6 @@
 """What the package needs to know of a TRL trainer, its config and its rows."""
 
 import contextlib
-import warnings
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 from unittest import mock
@@ -12,7 +11,7 @@ from accelerate.utils import gather_object
 from transformers.trainer_utils import TrainOutput
 
 from ..consistency.positions import fills_position_ids, with_position_ids
-from ..errors import RunError
+from ..errors import RunError, warn_user
 from ..generation.stops import End, tokenizer_in
 
 NO_TOKEN = -1
@@ -218,8 +217,7 @@ def complete_columns(columns: Mapping[str, Sequence], count: int) -> dict[str, l
     """
     for name, values in columns.items():
         if len(values) != count:
-            said = f"log_extra({name!r}): {len(values)} values for {count} completions, so none is recorded"
-            warnings.warn(said, stacklevel=3)
+            warn_user(f"log_extra({name!r}): {len(values)} values for {count} completions, so none is recorded")
     return {name: list(values) for name, values in columns.items() if len(values) == count}
 
 

@@ -9,14 +9,13 @@ server's `VLLM_SERVER_DEV_MODE=1`, a folder both can read, and for a head tied t
 
 import contextlib
 import json
-import warnings
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 from unittest import mock
 from urllib.request import Request, urlopen
 
-from ..errors import RunError
+from ..errors import RunError, warn_user
 from .engine import generation_of, hook_sync
 from .rows import has_gpu
 
@@ -86,10 +85,9 @@ def reload_server(client: Any, named_params: Iterable, config: Any, folder: Path
             f"VLLM_SERVER_DEV_MODE=1, where it can read {folder}"
         ) from error
     if not packed:
-        warnings.warn(
+        warn_user(
             f"the vLLM server at {client.base_url} may sample with the head of its start: it does not reload a head that is "
-            f"tied to the embedding. Start it with --worker-extension-cls {__name__}.{TiedHeads.__name__}",
-            stacklevel=2,
+            f"tied to the embedding. Start it with --worker-extension-cls {__name__}.{TiedHeads.__name__}"
         )
 
 

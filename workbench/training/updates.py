@@ -1,11 +1,11 @@
 """What makes a training come to nothing: steps lost to the rounding of bfloat16 weights, prompts without a chat template."""
 
-import warnings
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
 
+from ..errors import warn_user
 from .rows import eos_ids, is_ppo, policy_of, several_turns, tokenizer_of
 
 LEAST_MOVED = 0.5  # of the elements with a gradient: below it most of a step is lost
@@ -79,11 +79,12 @@ def has_plain_prompts(trainer: Any) -> bool:
     return tuned and isinstance(prompt, str) and not any(mark in prompt for mark in marks)
 
 
-def warn_before_training(trainer: Any, stacklevel: int) -> None:
+def warn_before_training(trainer: Any) -> None:
     """Warn of a trainer's settings that make its training come to nothing: plain prompts, and updates that rounding takes."""
-    said = [PLAIN_PROMPTS] if has_plain_prompts(trainer) else []
-    for text in (*said, *_lost_updates(trainer)):
-        warnings.warn(text, stacklevel=stacklevel)
+    if has_plain_prompts(trainer):
+        warn_user(PLAIN_PROMPTS)
+    for text in _lost_updates(trainer):
+        warn_user(text)
 
 
 def _lost_updates(trainer: Any) -> Iterator[str]:

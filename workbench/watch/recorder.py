@@ -5,7 +5,6 @@ Read-only: it uses values that TRL has already computed, draws no random number 
 
 import contextlib
 import time
-import warnings
 from collections import Counter, deque
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -15,7 +14,7 @@ import numpy as np
 import pandas as pd
 import trl
 
-from ..errors import ParameterError
+from ..errors import ParameterError, warn_user
 from ..generation.preflight import backend_of, check_generation_kwargs
 from ..runs.completions import TOKENS, save_tokens
 from ..runs.files import json_lines, write_text
@@ -108,11 +107,11 @@ class Watch(LiveCallback):
         """Warn of what TRL ignores without an error; a trainer of ours has said it."""
         if hasattr(self._trainer, "stop_rule"):
             return
-        warn_before_training(self._trainer, stacklevel=6)  # at `attach_watch`
+        warn_before_training(self._trainer)
         try:
             check_generation_kwargs(self._trainer.args.generation_kwargs or {}, backend_of(self._trainer.args))
         except ParameterError as error:
-            warnings.warn(f"{error}. TRL ignores the option, without an error.", stacklevel=5)
+            warn_user(f"{error}. TRL ignores the option, without an error.")
 
     def _on_engine(self, original: Callable, *args: Any, **kwargs: Any):
         answer = original(*args, **kwargs)

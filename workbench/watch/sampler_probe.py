@@ -5,7 +5,6 @@ the text once for its log-probs, always without its prefix cache, and once as an
 No random number is drawn: the training goes on as it would have gone without.
 """
 
-import warnings
 from collections import deque
 from collections.abc import Callable
 from typing import Any
@@ -16,7 +15,7 @@ from accelerate.utils import broadcast_object_list, gather_object, is_peft_model
 
 from ..consistency.padding import pad_batch, token_logprobs
 from ..consistency.positions import window
-from ..errors import ParameterError, RunError
+from ..errors import ParameterError, RunError, warn_user
 from ..training.callback import LiveCallback, add_to_log, attach_first, say
 from ..training.engine import generation_of, hook_generate, hook_requests, hook_sync
 from ..training.rows import is_of_a_step, tokenizer_of
@@ -199,7 +198,7 @@ class SamplerProbe(LiveCallback):
         self.verdicts.append((step, verdict))
         if verdict.fault and verdict.decided and verdict.cause not in self._warned:
             self._warned.add(verdict.cause)
-            warnings.warn(f"vLLM at step {step}, {verdict.cause}: {verdict.text}", stacklevel=2)
+            warn_user(f"vLLM at step {step}, {verdict.cause}: {verdict.text}")
 
     def _compare_tokens(self, step: int, engine: Any) -> None:
         if text := token_difference(encoded(tokenizer_of(self._trainer)), engine.encode()):

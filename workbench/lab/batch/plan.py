@@ -13,11 +13,10 @@ import math
 import os
 import re
 import sys
-import warnings
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from ...errors import ParameterError, RunError
+from ...errors import ParameterError, RunError, warn_user
 from ...runs import lock
 from ...runs.parameters import COMPUTED, SET_BY_RUNNER, Parameter, check_parameters, notebook_parameters
 from ...runs.run import (
@@ -256,7 +255,7 @@ class RunsByParameters:
         try:
             self._runs.setdefault(_key(run.params), []).append(run)
         except (RunError, OSError) as error:
-            warnings.warn(f"not compared with what is to be run: {error}", stacklevel=4)
+            warn_user(f"not compared with what is to be run: {error}")
 
     def with_parameters(self, params: Mapping) -> list[Run]:
         """The runs with exactly these parameters, oldest first."""
@@ -275,7 +274,7 @@ def _action(runs: Sequence[Run], code: str) -> tuple[str, Run | None]:
             if action != "skip" or code_of_run(run) == code:
                 newest[action] = run
         except (RunError, OSError) as error:
-            warnings.warn(f"not taken into account: {error}", stacklevel=4)
+            warn_user(f"not taken into account: {error}")
     for action in ("skip", "leave", "resume"):
         if action in newest:
             return action, newest[action]

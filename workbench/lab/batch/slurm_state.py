@@ -5,11 +5,10 @@ import os
 import re
 import shutil
 import subprocess
-import warnings
 from collections.abc import Collection, Sequence
 from pathlib import Path
 
-from ...errors import RunError
+from ...errors import RunError, warn_user
 from ...runs.files import read_tail
 from ...runs.run import GOING, Run, set_status
 
@@ -137,13 +136,13 @@ def refresh(runs: Sequence[Run]) -> None:
     for run, status in [pair for pair in going if here and pair[1]["owner"].get("cluster", here) != here]:
         going.remove((run, status))
         there = status["owner"]["cluster"]
-        warnings.warn(f"{run.path}: is a job of cluster {there}, this is {here}; shown as last known", stacklevel=2)
+        warn_user(f"{run.path}: is a job of cluster {there}, this is {here}; shown as last known")
     if not going:
         return
     try:
         states = ask_slurm({status["owner"]["job"] for _, status in going})
     except RunError as error:
-        warnings.warn(f"{error}; runs are shown as last known", stacklevel=2)
+        warn_user(f"{error}; runs are shown as last known")
         return
     for run, status in going:
         change = verdict(status, states.get(status["owner"]["job"]))
