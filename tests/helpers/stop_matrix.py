@@ -28,7 +28,8 @@ def policy_row(trainer) -> dict:
     out = trainer._generate_and_score_completions(rows)
     mask = out["completion_mask"] * out.get("tool_mask", 1)
     metrics = {k.partition("/")[2]: v[-1] for k, v in trainer._metrics["train"].items() if k.startswith("completions/")}
-    ends = {"finish_reason": trainer._columns["finish_reason"], "engine": trainer._columns.get("engine_finish_reason")}
+    columns = trainer.generation.end_columns()
+    ends = {"finish_reason": columns["finish_reason"], "engine": columns.get("engine_finish_reason")}
     return seen | ends | {"loss_tokens": mask.sum(1).tolist(), **metrics}
 
 

@@ -42,8 +42,11 @@ def test_a_reward_s_own_columns_replace_none_of_the_record_and_an_odd_one_is_lef
         log_extra("few", [1])
         return lengths(completions)
 
-    with pytest.warns(UserWarning, match=r"log_extra\('few'\): 1 values for 8 completions, so none is recorded"):
+    with pytest.warns(
+        UserWarning, match=r"log_extra\('few'\): 1 values for 8 completions, so none is recorded"
+    ) as caught:
         trained(kind, rewards=logs, record_dir=tmp_path)
+    assert {one.filename for one in caught if "log_extra" in str(one.message)} == {__file__}  # at `train`
     table = Run(tmp_path).completions
     assert set(table["finish_reason"]) <= {"stop", "length"} and set(table["step"]) == {1, 2}
     assert set(table["finish_reason (function)"]) == {"mine"} and set(table["step (function)"]) == {7}

@@ -23,9 +23,9 @@ from workbench.runs.files import load_metrics, read_json, write_json
 from workbench.runs.run import Run, list_runs
 from workbench.runs.stop_request import request_stop
 from workbench.training.groups import GroupError, check_groups
-from workbench.training.grpo import GRPOTrainer, RLOOTrainer
+from workbench.training.grpo import GRPOTrainer, RLOOTrainer, _Control
 from workbench.training.rewards import length_reward
-from workbench.training.rows import NO_TOKEN, EmptyRow
+from workbench.training.rows import NO_TOKEN, EmptyRow, Generation
 from workbench.watch.recorder import token_columns
 
 TIMES = {"elapsed_s", "step_time"}
@@ -184,7 +184,8 @@ def bare(sampled=(), logprobs=()) -> GRPOTrainer:
     trainer = object.__new__(GRPOTrainer)
     trainer.engine = SimpleNamespace(logprobs=logprobs, requests=2, prompt_tokens=12)
     trainer.model, trainer._metrics = SimpleNamespace(training=True), {"train": defaultdict(list)}
-    trainer.num_generations, trainer.temperature, trainer.sampled_ids = 2, 1.0, sampled
+    trainer.num_generations, trainer.temperature = 2, 1.0
+    trainer.generation = Generation(sampled=sampled)
     trainer.args = SimpleNamespace(generation_kwargs=None)
     return trainer
 
@@ -245,6 +246,34 @@ def test_the_signature_is_trls_and_ours_by_keyword(kind):
     own = ["stops", "generation_seed", "share_generation", "explicit_positions", "record_dir", "record_steps"]
     assert keyword_only == own
     assert [n for n in parameters if n not in keyword_only] == list(inspect.signature(stock).parameters)
+
+
+@pytest.mark.parametrize("cls", [GRPOTrainer, RLOOTrainer])
+def test_every_argument_is_handed_on_by_its_name(cls, monkeypatch):
+    received = {}
+    monkeypatch.setattr(_Control, "__init__", lambda self, **arguments: received.update(arguments))
+    names = [name for name in inspect.signature(cls).parameters if name != "rollout_func"]  # which is wrapped
+    given = {name: object() for name in names}
+    cls(**given)
+    received.pop("rollout_func", None)
+    assert received == given
+
+
+def test_a_generation_that_is_held_does_not_change(tmp_path):
+    generations = []
+
+    def reward(completions, log_extra, **_):
+        generations.append(trainer.generation)
+        log_extra("words", [len(text.split()) for text in completions])
+        return [float(len(text)) for text in completions]
+
+    trainer = small_trainer(reward, tmp_path)
+    trainer.train()
+    first, second = generations
+    assert not first.rewards and not first.logged and first.rows != second.rows
+    last, rows = trainer.generation, Run(tmp_path / "run").completions.query("step == 2")
+    assert last.rows == second.rows and list(last.texts) == rows["completion"].tolist()
+    assert last.rewards == {"reward": rows["reward"].tolist()} and last.logged == {"words": rows["words"].tolist()}
 
 
 @pytest.mark.slow

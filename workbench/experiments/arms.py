@@ -13,7 +13,7 @@ from ..runs.run import Run
 from ..training.engine import hook_requests
 from ..training.grpo import GRPOTrainer
 from ..training.recording import attach_recorder
-from ..training.rows import RecordsRows, end_columns, trl_ends
+from ..training.rows import Generation, RecordsRows, stopped_for_trl
 from ..training.sync_on_cpu import install_cpu_sync
 from .recipes import Recipe
 from .train import as_started, check_reward, is_finished, train, training_record
@@ -66,9 +66,8 @@ class ObservedGRPOTrainer(RecordsRows, trl.GRPOTrainer):
         generated = super()._generate(prompts)
         rows = [list(row) for row in generated[1]]
         ends = [self._rule.find_end(row) for row in rows]
-        columns = end_columns(rows, [end.finish_reason == "stop" for end in ends], trl_ends(self))
-        columns["completion_text"] = [self._rule.text(row, end) for row, end in zip(rows, ends, strict=True)]
-        self._columns = columns
+        texts = [self._rule.text(row, end) for row, end in zip(rows, ends, strict=True)]
+        self.generation = Generation(rows=rows, ends=ends, trl_stopped=stopped_for_trl(self, rows), texts=texts)
         return generated
 
 

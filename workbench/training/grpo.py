@@ -1,12 +1,24 @@
 """TRL's GRPOTrainer and RLOOTrainer with stops that masks and metrics obey, checked groups and recorded runs.
 
-TRL decides whether a completion was truncated from `ids[-1]` alone: anything but the tokenizer's one EOS or pad counts as
-truncated. Two things fix all of it: each row is cut at its real end, and the row that TRL inspects answers `[-1]` with EOS
-exactly when it really stopped (`EndedRow`). Every reader unmasks with `ids[:]`, and `_check_reading` raises if TRL reads
-otherwise. Once TRL takes finish reasons from its sampler (`repros/patches`), `EndedRow` can go.
+What stock TRL does in a step, and what is changed here:
+
+1. It takes rows of equal prompts as a group, by their place alone. Here a batch that is ordered otherwise raises.
+2. It samples until EOS. Here each row also ends at any of `stops`, on every back end, and what follows is cut.
+3. On vLLM it samples alike for every `args.seed`. Here the seed counts, and `generation_seed` makes a run repeat exactly.
+4. Between a tool's call and its answer it counts on an EOS of the policy. Here one is added where a stop ended the turn.
+5. It takes a row for truncated if `ids[-1]` is neither EOS nor pad, in masks, metrics and penalties. Here that element is EOS
+   exactly where the row stopped (`EndedRow`). Every reader unmasks with `ids[:]`, and `_check_reading` raises if TRL reads
+   otherwise. Once TRL takes finish reasons from its sampler (`repros/patches`), `EndedRow` can go.
+6. It leaves special tokens out of the texts. Here reward functions also see a special token that is a stop.
+7. It takes rewards as they come. Here one that is no finite number raises, and names its function and row.
+8. It scores padded rows without position ids, so pads count as text. Here positions are passed (`explicit_positions`).
+9. It forgets what it sampled. Here one `Generation` a batch notes it, and `record_dir` keeps it with the metrics.
+
+Advantages, loss and optimizer are TRL's own.
 """
 
 import contextlib
+import dataclasses
 from collections.abc import Callable, Collection, Iterator, Sequence
 from functools import partial
 from pathlib import Path
@@ -29,7 +41,7 @@ from .engine import EngineRequests, improbable_copies
 from .groups import GroupError, check_groups, identical_groups
 from .recording import attach_recorder, check_record_dir
 from .rewards import distinct, name_of, validated
-from .rows import EmptyRow, EndedRow, EndError, RecordsRows, end_columns, positions_filled, trl_ends
+from .rows import EmptyRow, EndedRow, EndError, Generation, RecordsRows, positions_filled, stopped_for_trl, trl_ends
 from .sync_on_cpu import building_on_cpu, install_cpu_sync
 from .updates import warn_before_training
 
@@ -90,8 +102,6 @@ class _Control(RecordsRows, _Trainer):
     engine: Any = None  # on vLLM `EngineRequests`
     explicit_positions = False
     reward_func_names: list[str]  # TRL's
-    _noted: Sequence[list[int]] = ()
-    sampled_ids: Sequence[list[int]] = ()  # uncut; empty where rows had several turns: their last turn decides
 
     def __init__(
         self,
@@ -164,7 +174,7 @@ class _Control(RecordsRows, _Trainer):
             sampled = super()._generate_single_turn(prompt_ids, *rest, **kwargs)
         completion_ids, logprobs = sampled if isinstance(sampled, tuple) else (sampled, None)
         rows = [list(row) for row in (raw_ids[-1].tolist() if raw_ids else completion_ids)]
-        self.sampled_ids = rows
+        self.generation = dataclasses.replace(self.generation, sampled=rows)
         cut = [self._ended(row, self.stop_rule.find_end(row)) for row in rows]
         if not isinstance(sampled, tuple):
             return cut
@@ -182,7 +192,7 @@ class _Control(RecordsRows, _Trainer):
 
         with mock.patch.object(self, "_get_tool_suffix_ids", closed):
             mask, texts, ids, *others = super()._tool_call_loop(prompts, prompt_ids, rows, completions, *rest)
-        self.sampled_ids = ()
+        self.generation = dataclasses.replace(self.generation, sampled=())  # their last turn decides where rows end
         return mask, texts, [self._ended(row) for row in ids], *others
 
     def _turn_end(self, row: Sequence[int], tool: str) -> list[int]:
@@ -206,7 +216,7 @@ class _Control(RecordsRows, _Trainer):
         return EndedRow(ids[: end.index], end, self._tokenizer.eos_token_id)
 
     def _generate(self, prompts: list):
-        self.sampled_ids = ()
+        self.generation = dataclasses.replace(self.generation, sampled=())
         metrics = self._metrics["train" if self.model.training else "eval"]
         before = len(metrics.get(TRL_CUT, ()))
         generated = list(super()._generate(prompts))
@@ -219,7 +229,7 @@ class _Control(RecordsRows, _Trainer):
         own_tokens = None if text_index == 2 else generated[2]
         if self.stop_rule.spec.custom:
             generated[text_index] = with_stop_text(self.stop_rule, generated[1], generated[text_index], own_tokens)
-        self._note_ends(generated[1], generated[text_index], own_tokens)
+        self.generation = self._generation_of(generated[1], generated[text_index], own_tokens)
         self._log_groups([row[:] for row in generated[1]])
         generated[1] = [row if len(row) else EmptyRow() for row in generated[1]]
         return tuple(generated)
@@ -238,24 +248,30 @@ class _Control(RecordsRows, _Trainer):
                 "a child of this trainer"
             )
 
-    def _note_ends(self, rows: Sequence[EndedRow], completions: list, own_tokens: Any) -> None:
-        """Where each row of this process ended, and its text, for the record and the metrics."""
-        columns = end_columns(
-            [row[:] for row in rows],
-            [row.end.finish_reason == "stop" for row in rows],
-            trl_ends(self),
-            completion_tokens=None if own_tokens is None else [sum(mask) for mask in own_tokens],
-            sampled_tokens=[len(ids) for ids in self.sampled_ids] or None,
-            engine=self.engine.reasons if self.engine else None,
+    def _generation_of(self, rows: Sequence[EndedRow], completions: list, own_tokens: Any) -> Generation:
+        """What is known of this process's rows once they are generated: where each ended, and its text."""
+        plain = [row[:] for row in rows]
+        return dataclasses.replace(
+            self.generation,
+            rows=plain,
+            ends=[row.end for row in rows],
+            trl_stopped=stopped_for_trl(self, plain),
+            texts=[self._row_text(*each) for each in zip(completions, rows, strict=True)],
+            own_tokens=own_tokens,
+            engine_reasons=self.engine.reasons if self.engine else None,
         )
-        self._columns = columns | {"completion_text": [self._row_text(*n) for n in zip(completions, rows, strict=True)]}
-        self._noted = [row[:] for row in rows]
 
-    def _note_rows(self, prompts: Sequence, completions: Sequence, ids: Sequence, rewards: Any) -> None:
-        if self.stop_rule is not None and [row[:] for row in ids] != self._noted:  # a subclass has changed them
-            self.sampled_ids = ()
-            self._note_ends(self._all_ended(ids), list(completions), None)
-        super()._note_rows(prompts, completions, ids, rewards)
+    def _scored_generation(self, rows: Sequence, completions: Sequence) -> Generation:
+        if self.stop_rule is None or [row[:] for row in rows] == self.generation.rows:
+            return self.generation
+        # A subclass has changed the rows: which of their tokens are a tool's, and what was sampled, is not known.
+        changed = self._generation_of(self._all_ended(rows), list(completions), own_tokens=None)
+        return dataclasses.replace(changed, sampled=())
+
+    @property
+    def sampled_ids(self) -> Sequence[Sequence[int]]:
+        """Token ids of each completion of the last generation, with what follows its end; empty with several turns."""
+        return self.generation.sampled
 
     def _all_ended(self, rows: Sequence) -> list[EndedRow]:
         return [row if isinstance(row, EndedRow) else self._ended(row[:]) for row in rows]
@@ -287,7 +303,7 @@ class _Control(RecordsRows, _Trainer):
         self._log({"groups/identical": len(identical) * size / len(rows)})
         # RLOO asks for no log-probs, and of several turns there are the last one's only.
         temperature: Any = (self.args.generation_kwargs or {}).get("temperature", self.temperature)
-        judged = self.sampled_ids and self.engine and len(self.engine.logprobs) == len(rows) and temperature > 0
+        judged = self.generation.sampled and self.engine and len(self.engine.logprobs) == len(rows) and temperature > 0
         if judged and (copies := improbable_copies(rows, self.engine.logprobs, size)):
             raise GroupError(
                 f"groups {copies[:5]}: the {size} completions of each group are equal, far beyond chance at temperature "
@@ -376,8 +392,28 @@ class GRPOTrainer(_Control, trl.GRPOTrainer):
         record_dir: str | Path | None = None,
         record_steps: int | Collection[int] | None = None,
     ):
-        given = {name: value for name, value in locals().items() if name not in ("self", "__class__")}
-        super().__init__(**given)
+        super().__init__(
+            model=model,
+            reward_funcs=reward_funcs,
+            args=args,
+            train_dataset=train_dataset,
+            eval_dataset=eval_dataset,
+            processing_class=processing_class,
+            reward_processing_classes=reward_processing_classes,
+            callbacks=callbacks,
+            optimizers=optimizers,
+            quantization_config=quantization_config,
+            peft_config=peft_config,
+            tools=tools,
+            rollout_func=rollout_func,
+            environment_factory=environment_factory,
+            stops=stops,
+            generation_seed=generation_seed,
+            share_generation=share_generation,
+            explicit_positions=explicit_positions,
+            record_dir=record_dir,
+            record_steps=record_steps,
+        )
         if rollout_func is not None:
             self.rollout_func = self._with_ends(rollout_func)
 
@@ -431,4 +467,22 @@ class RLOOTrainer(_Control, trl.RLOOTrainer):
         record_dir: str | Path | None = None,
         record_steps: int | Collection[int] | None = None,
     ):
-        super().__init__(**{name: value for name, value in locals().items() if name not in ("self", "__class__")})
+        super().__init__(
+            model=model,
+            reward_funcs=reward_funcs,
+            args=args,
+            train_dataset=train_dataset,
+            eval_dataset=eval_dataset,
+            processing_class=processing_class,
+            reward_processing_classes=reward_processing_classes,
+            callbacks=callbacks,
+            optimizers=optimizers,
+            quantization_config=quantization_config,
+            peft_config=peft_config,
+            stops=stops,
+            generation_seed=generation_seed,
+            share_generation=share_generation,
+            explicit_positions=explicit_positions,
+            record_dir=record_dir,
+            record_steps=record_steps,
+        )

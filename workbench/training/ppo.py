@@ -20,12 +20,12 @@ from transformers import DataCollatorWithPadding
 from trl.trainer.utils import pad, selective_log_softmax
 
 from ..errors import MissingDependencyError, ParameterError
-from ..generation.stops import End, StopRule, Stops, StopSpec
+from ..generation.stops import StopRule, Stops, StopSpec
 from ..trl_release import LAST_WITH_PPO
 from .grpo import finish_trainer
 from .ppo_rewards import NotifyingLoader, RewardFunctions, SplitColumnsCollator
 from .recording import check_record_dir
-from .rows import add_reward_columns, add_rows, completion_metrics, end_columns
+from .rows import Generation, add_reward_columns, add_rows, completion_metrics
 
 try:
     with mock.patch.dict(os.environ, TRL_EXPERIMENTAL_SILENCE="1"):  # PPO's release is known
@@ -229,20 +229,18 @@ class PPOTrainer(ppo_trainer.PPOTrainer):
         if self._penalty is not None:
             missing = torch.tensor([end.finish_reason != "stop" for end in ends], device=scores.device)
             scores = scores - self._penalty * missing
-        made = {"prompt": prompts, "completion": completions, **self._end_columns(rows, ids, ends)}
-        columns = made | {"reward": scores.tolist()}
+        eos = self.processing_class.eos_token_id
+        trl_stopped = [eos in row for row in rows]  # stock PPO looks for EOS anywhere
+        generation = Generation(
+            rows=ids, ends=ends, trl_stopped=trl_stopped, texts=completions, prompts=prompts, rewards=each
+        )
+        columns = generation.columns()
+        columns["tokens_to_eos"] = [self._eos_rule.find_end(row).index for row in rows]
+        columns["reward"] = scores.tolist()
         for name, value in completion_metrics(add_rows(self, add_reward_columns(columns, each))).items():
             if value is not None:
                 self._completion_metrics.setdefault(name, []).append(value)
         return logits, scores, lengths
-
-    def _end_columns(self, rows: Sequence[list[int]], ids: list[list[int]], ends: Sequence[End]) -> dict[str, list]:
-        columns = end_columns(ids, [end.finish_reason == "stop" for end in ends], ())
-        eos = self.processing_class.eos_token_id
-        return columns | {  # stock PPO looks for EOS anywhere
-            "trl_finish_reason": ["stop" if eos in row else "length" for row in rows],
-            "tokens_to_eos": [self._eos_rule.find_end(row).index for row in rows],
-        }
 
 
 def _log_softmax(logits: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:

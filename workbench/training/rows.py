@@ -1,7 +1,8 @@
 """What the package needs to know of a TRL trainer, its config and its rows."""
 
 import contextlib
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+import dataclasses
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 from unittest import mock
 
@@ -133,35 +134,72 @@ def positions_filled(trainer: Any) -> Iterator[None]:
         yield
 
 
-def end_columns(
-    rows: Sequence[Sequence[int]],
-    stopped: Sequence[bool] | None,
-    for_trl: Collection[int | None],
-    *,
-    completion_tokens: Sequence[int] | None = None,
-    sampled_tokens: Sequence[int] | None = None,
-    engine: Sequence[str] | None = None,
-) -> dict[str, list]:
-    """What is recorded of each row's end: column -> B values; what is None is not known.
+def stopped_for_trl(trainer: Any, rows: Sequence[Sequence[int]]) -> list[bool]:
+    """Which of B plain rows stock TRL takes for stopped, by the last id."""
+    ends = trl_ends(trainer)
+    return [len(ids) > 0 and ids[-1] in ends for ids in rows]
 
-    Args:
-        rows: B lists of token ids, up to and with the stop.
-        stopped: whether each ended at a stop.
-        for_trl: `trl_ends` of the trainer.
-        completion_tokens: of the policy's own, where rows hold a tool's tokens too; default the rows' lengths.
-        sampled_tokens: computed for each row.
-        engine: the engine's finish reasons; other processes than a server's first have none.
+
+@dataclasses.dataclass(frozen=True)
+class Generation:
+    """One generation of this process: B completions, and what is known of each. What is left empty is not known.
+
+    A trainer's `_generate` makes it, and the scoring adds prompts, rewards and what functions logged. Each of these makes a new
+    one, so one that somebody holds does not change.
+
+    Attributes:
+        rows: B lists of token ids, up to and with the stop; a tool's answers are among them.
+        ends: where each row ended; None where that is not known.
+        trl_stopped: whether stock TRL takes each row for one that stopped.
+        texts: B texts, as they are recorded.
+        own_tokens: B masks, 1 for the policy's own tokens and 0 for a tool's; None where all are the policy's.
+        sampled: B lists of token ids, with what follows each end; empty where rows had several turns.
+        engine_reasons: the engine's finish reasons; other processes than a server's first have none. None without an engine.
+        prompts: B texts, as they are recorded.
+        rewards: name of a reward function -> B values, NaN where it gave none.
+        logged: column -> values that reward functions gave to `log_extra`.
+
+    Example:
+        >>> rows, ends = [[5, 6], [5, 7]], [End(2, 6, "stop"), End(2, None, "length")]
+        >>> Generation(rows, ends, trl_stopped=[False, False], own_tokens=[[1, 1], [0, 1]]).end_columns()
+        {'finish_reason': ['stop', 'length'], 'trl_finish_reason': ['length', 'length'], 'completion_tokens': [2, 1]}
+        >>> Generation(rows, None, trl_stopped=[True, False]).end_columns()
+        {'trl_finish_reason': ['stop', 'length'], 'completion_tokens': [2, 2]}
     """
-    columns: dict[str, list] = {}
-    if stopped is not None:
-        columns["finish_reason"] = ["stop" if s else "length" for s in stopped]
-    columns["trl_finish_reason"] = ["stop" if len(ids) and ids[-1] in for_trl else "length" for ids in rows]
-    columns["completion_tokens"] = [len(ids) for ids in rows] if completion_tokens is None else list(completion_tokens)
-    if sampled_tokens is not None:
-        columns["sampled_tokens"] = list(sampled_tokens)
-    if engine is not None:
-        columns["engine_finish_reason"] = list(engine) if len(engine) == len(rows) else [""] * len(rows)
-    return columns
+
+    rows: Sequence[Sequence[int]] = ()
+    ends: Sequence[End] | None = None
+    trl_stopped: Sequence[bool] = ()
+    texts: Sequence[str] = ()
+    own_tokens: Sequence[Sequence[int]] | None = None
+    sampled: Sequence[Sequence[int]] = ()
+    engine_reasons: Sequence[str] | None = None
+    prompts: Sequence[str] = ()
+    rewards: Mapping[str, list] = dataclasses.field(default_factory=dict)
+    logged: Mapping[str, list] = dataclasses.field(default_factory=dict)
+
+    def end_columns(self) -> dict[str, list]:
+        """What is recorded of each row's end: column -> B values. What is not known has no column."""
+        columns: dict[str, list] = {}
+        if not self.rows:
+            return columns
+        if self.ends is not None:
+            columns["finish_reason"] = [end.finish_reason for end in self.ends]
+        columns["trl_finish_reason"] = ["stop" if stopped else "length" for stopped in self.trl_stopped]
+        if self.own_tokens is None:
+            columns["completion_tokens"] = [len(ids) for ids in self.rows]
+        else:
+            columns["completion_tokens"] = [sum(mask) for mask in self.own_tokens]
+        if self.sampled:
+            columns["sampled_tokens"] = [len(ids) for ids in self.sampled]
+        if self.engine_reasons is not None:
+            complete = len(self.engine_reasons) == len(self.rows)
+            columns["engine_finish_reason"] = list(self.engine_reasons) if complete else [""] * len(self.rows)
+        return columns
+
+    def columns(self) -> dict[str, list]:
+        """What is recorded of each completion apart from rewards: column -> B values."""
+        return {"prompt": list(self.prompts), "completion": list(self.texts), **self.end_columns()}
 
 
 def completion_metrics(rows: Mapping[str, Sequence]) -> dict[str, float | None]:
@@ -233,44 +271,51 @@ def add_rows(trainer: Any, columns: dict[str, list], record: bool = True) -> dic
 class RecordsRows(TrainedOnce):
     """For GRPO and RLOO: notes rows while TRL scores them, logs `completion_metrics`, records the rows that are trained on.
 
-    A subclass fills `_columns` when it has generated: column -> a value for each row of this process.
+    A subclass says in `generation` what it knows of the rows when it has generated.
     """
 
     recorder: Any = None  # a `RunRecorder`
-    _columns: Mapping[str, list] = {}
-    _functions_columns: Mapping[str, list] = {}
-    _rewards: Mapping[str, list] = {}
+    generation = Generation()  # the last one
 
     def _log_completion_extra(self: Any, column: str, values: Sequence) -> None:
         """Note a reward function's `log_extra`, under a name that does not replace what is recorded anyway."""
         super()._log_completion_extra(column, list(values))  # type: ignore[misc]  # TRL's
-        name = function_column(column)
-        self._functions_columns = {**self._functions_columns, name: [*self._functions_columns.get(name, ()), *values]}
+        logged, name = self.generation.logged, function_column(column)
+        logged = {**logged, name: [*logged.get(name, ()), *values]}
+        self.generation = dataclasses.replace(self.generation, logged=logged)
 
-    def _note_rows(self: Any, prompts: Sequence, completions: Sequence, ids: Sequence, rewards: Any) -> None:
-        """The rows of this process as they were scored, with the rewards that TRL has gathered of all processes."""
+    def _scored_generation(self: Any, rows: Sequence, completions: Sequence) -> Generation:
+        """The generation whose rows are being scored."""
+        return self.generation
+
+    def _note_scores(self: Any, prompts: Sequence, completions: Sequence, ids: Sequence, rewards: Any) -> None:
+        """Note prompts, texts and rewards of this process's rows; `rewards` (N, F) are those of all processes."""
         first = self.accelerator.process_index * len(prompts)
         own = rewards[first : first + len(prompts)].T.tolist()
-        self._rewards = dict(zip(self.reward_func_names, own, strict=True))
-        texts = self._columns.get("completion_text") or [text_of(completion) for completion in completions]
-        columns = {name: values for name, values in self._columns.items() if name != "completion_text"}
-        self._columns = {"prompt": [text_of(prompt) for prompt in prompts], "completion": texts, **columns}
+        generation = self._scored_generation(ids, completions)
+        self.generation = dataclasses.replace(
+            generation,
+            prompts=[text_of(prompt) for prompt in prompts],
+            texts=generation.texts or [text_of(completion) for completion in completions],
+            rewards=dict(zip(self.reward_func_names, own, strict=True)),
+        )
 
     def _generate_and_score_completions(self: Any, inputs: list):
-        self._columns, self._functions_columns = {}, {}
+        self.generation = Generation()
         calculate = self._calculate_rewards  # of a subclass too, which may change the rewards or replace the method
 
         def noting(inputs: Any, prompts: Any, completions: Any, completion_ids_list: Sequence):
             rewards = calculate(inputs, prompts, completions, completion_ids_list)
-            self._note_rows(prompts, completions, completion_ids_list, rewards)
+            self._note_scores(prompts, completions, completion_ids_list, rewards)
             return rewards
 
         with mock.patch.object(self, "_calculate_rewards", noting):
             output = super()._generate_and_score_completions(inputs)  # type: ignore[misc]
-        names = sorted(set(gather_object(list(self._functions_columns))))  # a function may log on one process alone
-        logged = {name: self._functions_columns.get(name, [None] * len(inputs)) for name in names}
-        columns = {**logged, **self._columns, "reward": weighted_sums(self, self._rewards)}
-        columns = add_reward_columns(columns | {"advantage": output["advantages"].tolist()}, self._rewards)
+        generation = self.generation
+        names = sorted(set(gather_object(list(generation.logged))))  # a function may log on one process alone
+        logged = {name: generation.logged.get(name, [None] * len(inputs)) for name in names}
+        columns = {**logged, **generation.columns(), "reward": weighted_sums(self, generation.rewards)}
+        columns = add_reward_columns(columns | {"advantage": output["advantages"].tolist()}, generation.rewards)
         self._log(completion_metrics(add_rows(self, columns, record=self.model.training)))
         return output
 

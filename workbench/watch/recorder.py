@@ -4,6 +4,7 @@ Read-only: it uses values that TRL has already computed, draws no random number 
 """
 
 import contextlib
+import dataclasses
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Mapping, Sequence
@@ -16,22 +17,23 @@ import trl
 
 from ..errors import ParameterError, warn_user
 from ..generation.preflight import backend_of, check_generation_kwargs
+from ..generation.stops import End
 from ..runs.completions import TOKENS, save_tokens
 from ..runs.files import json_lines, write_text
 from ..training.callback import LiveCallback, say
 from ..training.engine import finish_reasons, hook, hook_requests
 from ..training.recording import Recorder
 from ..training.rows import (
+    Generation,
     add_reward_columns,
     complete_columns,
-    end_columns,
     eos_ids,
     function_column,
     is_of_a_step,
     several_turns,
+    stopped_for_trl,
     text_of,
     tokenizer_of,
-    trl_ends,
     weighted_sums,
 )
 from ..training.updates import warn_before_training
@@ -39,7 +41,7 @@ from ..training.updates import warn_before_training
 _KEPT = 2000  # rows from the start, and as many from the end, that the rules see
 
 
-Generation = tuple[int, dict[str, list]]  # a step, and column -> values of the rows that were generated for it
+StepRows = tuple[int, dict[str, list]]  # a step, and column -> values of the rows that were generated for it
 
 
 class Watch(LiveCallback):
@@ -71,10 +73,10 @@ class Watch(LiveCallback):
         self.on = bool(trainer.accelerator.is_main_process)
         self.lines: list[dict] = []
         self._look, self._tokens = look, tokens
-        self._rows: list[Generation] = []  # not written yet
-        self._token_rows: list[Generation] = []
-        self._first: list[Generation] = []
-        self._last: deque[Generation] = deque()
+        self._rows: list[StepRows] = []  # not written yet
+        self._token_rows: list[StepRows] = []
+        self._first: list[StepRows] = []
+        self._last: deque[StepRows] = deque()
         self._look_s, self._loaded = 0.0, False
         self._reasons: list[str] = []  # the engine's, of this generation
         self._generated: tuple = ()
@@ -155,21 +157,28 @@ class Watch(LiveCallback):
             rows = token_columns(trainer, prompt_ids, completion_ids)
             self._token_rows.append((step, rows | _logprobs(scored, [len(ids) for ids in completion_ids])))
 
-    def _end_columns(self, rows: list[list[int]], own: Sequence | None) -> dict[str, list]:
+    def _end_columns(self, rows: list[list[int]], own_tokens: Sequence | None) -> dict[str, list]:
         """What is known of each row's end; of rows that TRL did not sample in one turn, only what TRL takes it for."""
-        trainer, stopped = self._trainer, None
-        if (
-            getattr(trainer, "stop_rule", None) is not None
-        ):  # a workbench trainer knows, of rows that a child replaced too
-            stopped = [row.end.finish_reason == "stop" for row in trainer._all_ended(self._generated[1])]
-        elif samples_as_trl(trainer):
-            limit, stops, pad = limit_of(trainer.args, rows), set(eos_ids(trainer)), tokenizer_of(trainer).pad_token_id
-            if len(self._reasons) == len(rows):
-                stopped = [reason != "length" for reason in self._reasons]
-            elif limit is not None:
-                stopped = [has_stopped(ids, limit, stops, pad) for ids in rows]
-        own_tokens = None if own is None else [sum(mask) for mask in own]
-        return end_columns(rows, stopped, trl_ends(trainer), completion_tokens=own_tokens)
+        trainer = self._trainer
+        if getattr(trainer, "stop_rule", None) is not None and trainer.generation.rows == rows:
+            generation = trainer.generation  # a workbench trainer knows, of rows that a child replaced too
+        else:
+            generation = Generation(rows=rows, ends=self._ends(rows), trl_stopped=stopped_for_trl(trainer, rows))
+        return dataclasses.replace(generation, own_tokens=own_tokens).end_columns()
+
+    def _ends(self, rows: list[list[int]]) -> list[End] | None:
+        """Where a stock trainer's rows ended, by the engine or by their lengths; None where neither says so."""
+        trainer = self._trainer
+        if not samples_as_trl(trainer):
+            return None
+        limit, stops, pad = limit_of(trainer.args, rows), set(eos_ids(trainer)), tokenizer_of(trainer).pad_token_id
+        if len(self._reasons) == len(rows):
+            stopped = [reason != "length" for reason in self._reasons]
+        elif limit is not None:
+            stopped = [has_stopped(ids, limit, stops, pad) for ids in rows]
+        else:
+            return None
+        return [End(len(ids), None, "stop" if s else "length") for ids, s in zip(rows, stopped, strict=True)]
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any):
         self._began, self.seconds = time.monotonic(), 0.0
@@ -223,7 +232,7 @@ def check_watchable(trainer: Any) -> None:
         raise ParameterError(f"trainer={type(trainer).__name__}: expected TRL's GRPOTrainer or RLOOTrainer, or a child")
 
 
-def _table(made: Sequence[Generation]) -> pd.DataFrame:
+def _table(made: Sequence[StepRows]) -> pd.DataFrame:
     """All rows as one table; a column that a generation lacks is None there."""
     names = dict.fromkeys(name for _, rows in made for name in rows)
     columns: dict[str, list] = {"step": [], **{name: [] for name in names}}
@@ -252,7 +261,7 @@ def logged_rows(trainer: Any, ends: dict[str, list], extra: Mapping[str, int]) -
 
     Args:
         trainer: stock, so that nothing of ours has noted its rows.
-        ends: columns of `end_columns`, one value for each row.
+        ends: columns of `Generation.end_columns`, one value for each row.
         extra: how many values reward functions logged of this generation, by column; TRL keeps those of earlier ones too.
     """
     logs = trainer._logs
