@@ -32,7 +32,7 @@ def test_a_warning_points_to_the_line_of_the_user(modules):
     assert [warning.filename for warning in caught] == [__file__]
 
 
-def test_a_warning_of_the_outermost_frame_is_given_too():
+def test_a_warning_that_a_user_gives_is_at_that_line():
     with pytest.warns(UserWarning, match="look here") as caught:
         warn_user("look here")
     assert caught[0].filename == __file__

@@ -259,6 +259,7 @@ def test_every_argument_is_handed_on_by_its_name(cls, monkeypatch):
     assert received == given
 
 
+@pytest.mark.slow
 def test_a_generation_that_is_held_does_not_change(tmp_path):
     generations = []
 

@@ -237,7 +237,8 @@ class PPOTrainer(ppo_trainer.PPOTrainer):
         columns = generation.columns()
         columns["tokens_to_eos"] = [self._eos_rule.find_end(row).index for row in rows]
         columns["reward"] = scores.tolist()
-        for name, value in completion_metrics(add_rows(self, add_reward_columns(columns, each))).items():
+        columns = add_reward_columns(columns, generation.rewards)
+        for name, value in completion_metrics(add_rows(self, columns)).items():
             if value is not None:
                 self._completion_metrics.setdefault(name, []).append(value)
         return logits, scores, lengths

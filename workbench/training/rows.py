@@ -223,7 +223,7 @@ def completion_metrics(rows: Mapping[str, Sequence]) -> dict[str, float | None]:
     return metrics
 
 
-def add_reward_columns(columns: dict[str, list], rewards: dict[str, list]) -> dict[str, list]:
+def add_reward_columns(columns: dict[str, list], rewards: Mapping[str, list]) -> dict[str, list]:
     """Columns of completions with one for each reward function; a name that is taken gets ` (function)`.
 
     Example:
