@@ -15,7 +15,7 @@ def test_the_longest_files_come_first_and_those_that_share_vllm_together(monkeyp
 
 
 def test_all_that_starts_an_engine_or_asks_the_server_is_of_one_scope():
-    users = ("generation/test_sampling.py", "training/test_stopping.py", "training/test_sync_on_cpu.py")
+    users = ("experiments/test_sampling.py", "training/test_stopping.py", "training/test_sync_on_cpu.py")
     assert {whole_run.scope_of(f"tests/{file}") for file in users} == {"vLLM"}
     assert whole_run.scope_of("tests/runs/test_run.py") == "tests/runs/test_run.py"
 

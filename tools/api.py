@@ -19,9 +19,9 @@ PARTS = {
     "replay": "One training step computed again, from numbers alone.",
     "runs": "Run folders and the results in them.",
     "watch": "Callbacks and checks that look at a running training and change nothing.",
-    "generation": "When completions end, and completions from every back end in one form.",
+    "generation": "When completions end, and a folder from which trainer and sampler both start.",
     "consistency": "Padding, positions, importance ratios, and reports on them.",
-    "experiments": "Recipes, how they are trained, models and prompts by name.",
+    "experiments": "Recipes, how they are trained, models and prompts by name, completions from each back end in one form.",
 }
 ENVIRONMENT = """## Environment variables
 

@@ -26,7 +26,7 @@ LIMIT = 200_000  # bytes; these are in git
 STOPS = """\
 from transformers import AutoModelForCausalLM, AutoTokenizer
 from workbench import StopSpec, load_prompts
-from workbench.generation.sampling import TransformersSampler
+from workbench.experiments.sampling import TransformersSampler
 from workbench.experiments.recipes import resolve_model
 from workbench.experiments.train import quiet_libraries
 from workbench.lab.widgets import stop_explorer

@@ -6,8 +6,8 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from tools.make_toys import build_tokenizer
+from workbench.experiments.sampling import TransformersSampler
 from workbench.experiments.toys.starter import starter_model
-from workbench.generation.sampling import TransformersSampler
 from workbench.generation.stops import StopSpec
 
 

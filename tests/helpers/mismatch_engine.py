@@ -9,8 +9,8 @@ from transformers import AutoModelForCausalLM
 
 from workbench.consistency.mismatch import mismatch_report
 from workbench.experiments.recipes import grpo_config, load_prompts, make_recipe, resolve_model
+from workbench.experiments.sampling import Sampling, VLLMSampler, generate
 from workbench.experiments.vllm_server import shared_engine, sharing_engines
-from workbench.generation.sampling import Sampling, VLLMSampler, generate
 from workbench.training.grpo import GRPOTrainer
 from workbench.training.rewards import length_reward
 

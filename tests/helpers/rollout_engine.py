@@ -6,8 +6,8 @@ from itertools import permutations
 
 import generation_cases
 
+from workbench.experiments.sampling import Rollout, Sampling, VLLMSampler, generate
 from workbench.experiments.toys.starter import starter_corpus, starter_model
-from workbench.generation.sampling import Rollout, Sampling, VLLMSampler, generate
 from workbench.generation.stops import StopRule, StopSpec
 from workbench.training.sync_on_cpu import cpu_engine
 

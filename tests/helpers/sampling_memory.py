@@ -10,7 +10,7 @@ import torch
 from generation_cases import toy_tokenizer
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
-from workbench.generation.sampling import Sampling, TransformersSampler
+from workbench.experiments.sampling import Sampling, TransformersSampler
 from workbench.generation.stops import StopRule, StopSpec
 
 VOCABULARY = 151_936

@@ -17,7 +17,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from workbench.consistency.positions import backbone, fills_position_ids, position_ids, with_position_ids
 from workbench.errors import ParameterError
 from workbench.experiments.recipes import grpo_config, load_prompts, make_recipe, resolve_model
-from workbench.generation.sampling import Sampling, TransformersSampler, generate
+from workbench.experiments.sampling import Sampling, TransformersSampler, generate
 from workbench.training.grpo import GRPOTrainer
 from workbench.training.rewards import length_reward
 from workbench.training.rows import positions_filled

@@ -2,10 +2,11 @@
 from .held_out import HeldOut
 from .instruments.real_model import on_smollm2
 from .recipes import load_prompts, make_recipe, resolve_model
+from .sampling import Sampling, TransformersSampler, VLLMSampler, generate
 from .train import train
 
 # fmt: off
 __all__ = [
-    "HeldOut", "load_prompts", "make_recipe", "on_smollm2",
+    "HeldOut", "Sampling", "TransformersSampler", "VLLMSampler", "generate", "load_prompts", "make_recipe", "on_smollm2",
     "resolve_model", "train",
 ]

@@ -8,9 +8,9 @@ from typing import Any
 from transformers import TrainerCallback
 from trl import maybe_apply_chat_template
 
-from ..generation.sampling import Sampling, TransformersSampler, generate
 from ..generation.stops import StopSpec
 from ..runs.files import json_lines, write_text
+from .sampling import Sampling, TransformersSampler, generate
 
 FILE = "held_out.jsonl"
 

@@ -1,4 +1,4 @@
-"""When completions end, and completions from every back end in one form."""
+"""When completions end, and what is checked and saved so that trainer and sampler agree on it."""
 
 from ..extras import attach_names
 

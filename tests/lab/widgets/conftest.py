@@ -8,7 +8,7 @@ def sampler():
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     from workbench.experiments.recipes import resolve_model
-    from workbench.generation.sampling import TransformersSampler
+    from workbench.experiments.sampling import TransformersSampler
 
     path = resolve_model("search")
     return TransformersSampler(AutoModelForCausalLM.from_pretrained(path).eval(), AutoTokenizer.from_pretrained(path))

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from ipywidgets import BoundedIntText, Checkbox, Dropdown, Text, Textarea
 
 from ...errors import ParameterError
-from ...generation.sampling import Sampling, generate
+from ...experiments.sampling import Sampling, generate
 from ...generation.stops import StopRule, StopSpec
 from ...runs.text import visible
 from .controls import Explorer, control
@@ -132,7 +132,7 @@ def stop_explorer(
     """Type a text or sample from the model, edit the stops, and see what is kept, what stops, what is wasted.
 
     Args:
-        samplers: back end -> sampler of `workbench.generation.sampling`, or a function that makes one when it is first chosen.
+        samplers: back end -> sampler of `workbench.experiments.sampling`, or a function that makes one when it is first chosen.
         prompt: to be continued where no text is given.
         text: to be looked at in place of sampling.
         stops: to start with; default at EOS.

@@ -6,7 +6,7 @@ from typing import Any
 from unittest import mock
 
 from ..errors import ParameterError
-from .stops import StopRule, StopSpec
+from ..generation.stops import StopRule, StopSpec
 
 
 @dataclasses.dataclass(frozen=True)

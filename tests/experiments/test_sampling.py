@@ -17,7 +17,7 @@ from rollout_engine import LIMIT
 from transformers import AutoTokenizer, GenerationConfig
 
 from workbench.errors import ParameterError
-from workbench.generation.sampling import Sampling, TransformersSampler, VLLMSampler, generate
+from workbench.experiments.sampling import Sampling, TransformersSampler, VLLMSampler, generate
 from workbench.generation.stops import StopSpec
 
 LABELS = ("eos", "id", "string", "two of each", "no eos", "minimum")
