@@ -36,6 +36,7 @@ from ..consistency.ratios import RatioReport
 from ..errors import ParameterError
 from ..generation.preflight import backend_of, check_before_compute
 from ..generation.stops import End, StopRule, Stops, StopSpec
+from ..generation.template import call_text, ends_with_eos
 from ..trl_release import NEWEST, OLDEST
 from .engine import EngineRequests, improbable_copies
 from .groups import GroupError, check_groups, identical_groups
@@ -203,12 +204,8 @@ class _Control(RecordsRows, _Trainer):
         (ended,) = self._all_ended([row])
         if ended.end.finish_reason != "stop" or ended[:][-1] in self.stop_rule.eos_ids:
             return []
-        call = {"type": "function", "function": {"name": tool, "arguments": {}}}
-        turns = [{"role": "user", "content": "dummy"}, {"role": "assistant", "content": "", "tool_calls": [call]}]
-        turns = trl.prepare_multimodal_messages(turns) if self._is_vlm else turns
-        options = {"tokenize": False, "chat_template": self.chat_template, **self.chat_template_kwargs}
-        text, eos = self.processing_class.apply_chat_template(turns, **options), self._tokenizer.eos_token
-        return [self._tokenizer.eos_token_id] if eos and text.rstrip().endswith(eos) else []
+        text = call_text(self.processing_class, tool, chat_template=self.chat_template, **self.chat_template_kwargs)
+        return [self._tokenizer.eos_token_id] if ends_with_eos(self.processing_class, text) else []
 
     def _ended(self, ids: Sequence[int], end: End | None = None) -> EndedRow:
         """A row up to its end; without one its last token says whether it stopped."""

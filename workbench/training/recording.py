@@ -1,6 +1,5 @@
 """Writes a run folder while a trainer trains: settings, metrics, progress, completions, complete checkpoints."""
 
-import dataclasses
 import os
 import time
 from collections.abc import Collection, Mapping
@@ -22,7 +21,7 @@ from ..runs.stop_request import go_on, honour_stop, stop_request
 from .callback import LiveCallback, say
 from .record_step import StepListener, StepRecord
 from .rewards import describe_reward, unseen_values
-from .rows import AllTrained, eos_ids, is_of_a_step, is_ppo, policy_of, several_turns, tokenizer_of
+from .rows import AllTrained, is_of_a_step, is_ppo, policy_of, several_turns, stops_of, tokenizer_of
 from .step_numbers import kind_of, step_of
 from .updates import has_plain_prompts
 
@@ -193,7 +192,7 @@ def trainer_settings(trainer: Any) -> dict:
         "trainer": type(trainer).__name__,
         "recipe": recipe,
         "reward_funcs": [describe_reward(reward) for reward in rewards],
-        "stops": _stops(trainer),
+        "stops": stops_of(trainer),
         "plain_prompts": has_plain_prompts(trainer),
         "overrides": {
             "mask_truncated_completions": getattr(args, "mask_truncated_completions", None),
@@ -202,19 +201,6 @@ def trainer_settings(trainer: Any) -> dict:
         },
         "trl": trl.__version__,
     }
-
-
-def _stops(trainer: Any) -> dict:
-    """Strings and ids at which this trainer's sampler stops, apart from the EOS of model and tokenizer."""
-    if (rule := getattr(trainer, "stop_rule", None)) is not None:
-        return dataclasses.asdict(rule.spec)
-    options = getattr(trainer.args, "generation_kwargs", None) or {}
-    strings = options.get("stop") or options.get("stop_strings") or []
-    strings = [strings] if isinstance(strings, str) else list(strings)
-    least = options.get("min_tokens") or options.get("min_new_tokens") or 0
-    eos = policy_of(trainer).generation_config.eos_token_id
-    known = {tokenizer_of(trainer).eos_token_id, *(eos if isinstance(eos, list | tuple) else [eos])}
-    return {"stop": strings, "stop_token_ids": sorted(set(eos_ids(trainer)) - known), "min_tokens": least}
 
 
 def check_steps(name: str, steps: Steps) -> None:

@@ -116,6 +116,19 @@ def eos_ids(trainer: Any) -> list[int]:
     return [i for i in dict.fromkeys(ids) if i is not None]
 
 
+def stops_of(trainer: Any) -> dict:
+    """Strings and ids at which this trainer's sampler stops, apart from the EOS of model and tokenizer."""
+    if (rule := getattr(trainer, "stop_rule", None)) is not None:
+        return dataclasses.asdict(rule.spec)
+    options = getattr(trainer.args, "generation_kwargs", None) or {}
+    strings = options.get("stop") or options.get("stop_strings") or []
+    strings = [strings] if isinstance(strings, str) else list(strings)
+    least = options.get("min_tokens") or options.get("min_new_tokens") or 0
+    eos = policy_of(trainer).generation_config.eos_token_id
+    known = {tokenizer_of(trainer).eos_token_id, *(eos if isinstance(eos, list | tuple) else [eos])}
+    return {"stop": strings, "stop_token_ids": sorted(set(eos_ids(trainer)) - known), "min_tokens": least}
+
+
 def trl_ends(trainer: Any) -> set[int | None]:
     """The ids that, as a row's last, end it for stock TRL: before 1.14.2 of several EOS ids the tokenizer's alone."""
     tokenizer = tokenizer_of(trainer)

@@ -1,13 +1,15 @@
-"""What makes a training come to nothing: steps lost to the rounding of bfloat16 weights, prompts without a chat template."""
+"""What makes a training come to nothing: steps lost to rounding, prompts without a chat template, rewritten turns."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
 
-from ..errors import warn_user
-from .rows import eos_ids, is_ppo, policy_of, several_turns, tokenizer_of
+from ..errors import ParameterError, warn_user
+from ..generation.template import CLOSES_CALL, call_text, check_template, stop_text
+from .rows import eos_ids, is_ppo, policy_of, several_turns, stops_of, tokenizer_of
 
+_CHECK = "`check_template(tokenizer, stops=...)` of workbench.generation"
 LEAST_MOVED = 0.5  # of the elements with a gradient: below it most of a step is lost
 _SAMPLE = 20_000  # elements: the error of a share is below 0.4%
 
@@ -80,11 +82,48 @@ def has_plain_prompts(trainer: Any) -> bool:
 
 
 def warn_before_training(trainer: Any) -> None:
-    """Warn of a trainer's settings that make its training come to nothing: plain prompts, and updates that rounding takes."""
-    if has_plain_prompts(trainer):
-        warn_user(PLAIN_PROMPTS)
-    for text in _lost_updates(trainer):
+    """Warn of plain prompts, of updates that rounding takes, and of a chat template that changes earlier turns."""
+    said = [PLAIN_PROMPTS] if has_plain_prompts(trainer) else []
+    for text in (*said, *_lost_updates(trainer), *_changed_turns(trainer)):
         warn_user(text)
+
+
+def _changed_turns(trainer: Any) -> Iterator[str]:
+    """The warning where rows have several turns, and the chat template rewrites an earlier one or a stop leaves one open."""
+    if not several_turns(trainer):
+        return
+    template, processor = getattr(trainer, "chat_template", None), trainer.processing_class
+    options = {"chat_template": template} if template else {}
+    options |= getattr(trainer, "chat_template_kwargs", None) or {}
+    own_rollout = getattr(trainer, "rollout_func", None) is not None
+    report = check_template(processor, [] if own_rollout else _stops_of_calls(trainer, options), **options)
+    said = [f"it {verdict.question}" for verdict in report.harms(("user", "tool") if own_rollout else ("tool",))]
+    if said and own_rollout:
+        said[-1] += (
+            ". If the rollout function renders the conversation again for each turn, the context in which turn 2 is sampled is "
+            "not the context that the loss scores; append token ids instead"
+        )
+    elif said:
+        said[-1] += (
+            ". TRL appends the answer to the tokens of the turn, so the policy is trained in a conversation that the template "
+            "never renders, and a server that renders it shows the policy another context; take a template that keeps turns"
+        )
+    closes_itself = hasattr(trainer, "stop_rule") and report[CLOSES_CALL].verdict == "yes"
+    if report[CLOSES_CALL].verdict != "cannot tell" and not closes_itself:
+        said += [f"it {verdict.question}: {verdict.says}" for verdict in report.open_turns()]
+    if said:
+        yield f"the chat template changes a conversation of several turns: {'; '.join(said)}. More: {_CHECK}"
+
+
+def _stops_of_calls(trainer: Any, options: dict) -> list[str | int]:
+    """The stops that stand in a call as the chat template renders it: behind any other stop no tool answers."""
+    try:
+        text = call_text(trainer.processing_class, **options)
+    except ParameterError:
+        return []
+    settings = stops_of(trainer)
+    stops = (*settings["stop"], *settings["stop_token_ids"])
+    return [stop for stop in stops if stop_text(trainer.processing_class, stop) in text]
 
 
 def _lost_updates(trainer: Any) -> Iterator[str]:
