@@ -57,12 +57,6 @@ def advice(path) -> str:
     return found[0]
 
 
-def test_readme_has_at_most_90_lines():
-    lines = README.read_text().splitlines()
-    assert len(lines) <= 90
-    assert all(line.count("|") <= 4 for line in lines if line.startswith("|"))  # no wide table
-
-
 def test_the_audit_says_what_the_readme_shows_of_it(capsys, monkeypatch):
     monkeypatch.chdir(ROOT)
     shown = README.read_text().partition("    $ workbench audit ")[2].partition("\n\n")[0]
@@ -85,7 +79,7 @@ def test_every_link_of_a_page_leads_somewhere(page):
             continue
         path, _, anchor = target.partition("#")
         there = page.parent / path if path else page
-        assert there.exists(), f"{page.name}: {target}"
+        assert there.exists() and there.resolve().is_relative_to(ROOT), f"{page.name}: {target}"
         if there.suffix in (".py", ".pyi"):  # the site has a page of the rules, and one of the names
             known = {rule.name for rule in RULES} if there.suffix == ".py" else names_of(there)
             assert not anchor or anchor in known, f"{page.name}: {target}"
@@ -111,7 +105,6 @@ def test_the_releases_of_the_table_are_those_that_were_seen():
 @pytest.mark.slow
 def test_readme_script_runs_as_it_stands_without_a_hub(tmp_path, monkeypatch, capsys):
     (code,) = blocks(README.read_text())
-    assert len([line for line in code.splitlines() if line]) <= 12
     monkeypatch.chdir(tmp_path)
     exec(compile(code, "README.md", "exec"), {})
     assert "my_run" in capsys.readouterr().out  # the audit's findings
@@ -166,7 +159,7 @@ def mine(tmp_path, starter_folder):
 def test_the_code_that_notebooks_end_with_runs(mine, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     shown = {path.stem[:2]: code for path in NOTEBOOKS if (code := advice(path))}
-    assert {"01", "02", "03", "04", "05", "06"} <= set(shown)
+    assert {path.stem[:2] for path in NOTEBOOKS} - {"00"} <= set(shown)
     for number, code in shown.items():
         if number in ("00", "07", "09", *([] if HAS_PPO else ["01"])):
             continue  # these watch a trainer, which has a test of its own; this TRL has no PPO
