@@ -3,12 +3,10 @@
 import argparse
 import dataclasses
 import json
-import re
 import subprocess
 
 import pandas as pd
 import pytest
-from conftest import ROOT
 
 from benchmarks import dose, evidence, real, trl_tests
 from tools import record
@@ -19,20 +17,6 @@ from workbench.runs.completions import append_table
 from workbench.runs.files import read_json, write_json, write_text
 from workbench.runs.results import Result, save_result
 from workbench.runs.run import Run
-
-
-def test_programs_leave_the_import_path_alone():
-    folders = ("benchmarks", "docs", "examples", "notebooks", "repros", "tools")
-    programs = [path for folder in folders for path in (ROOT / folder).rglob("*.py")]
-    assert [path for path in programs if "sys.path" in path.read_text()] == []
-
-
-def test_commands_that_pages_name_are_programs():
-    pages = [*ROOT.glob("docs/**/*.md"), ROOT / "data" / "README.md"]
-    lines = [line for page in pages for line in page.read_text().splitlines() if "`, gone |" not in line]
-    named = {name for line in lines for name in re.findall(r"python -m (benchmarks[\w.]*\w)", line)}
-    assert len(named) > 8
-    assert [name for name in sorted(named) if not (ROOT / f"{name.replace('.', '/')}.py").is_file()] == []
 
 
 def test_published_result_holds_what_made_it_and_no_host(tmp_path, capsys):

@@ -1,4 +1,4 @@
-"""The site: every page has its place, two clicks from the front page; where Sphinx is, it is built without a warning."""
+"""The site is built without a warning. A page in no table of contents is a warning, and so is a link to nowhere."""
 
 import os
 import re
@@ -8,46 +8,11 @@ import sys
 from pathlib import Path
 
 import pytest
-from conftest import NOTEBOOKS, ROOT, need, write_notebook
+from conftest import ROOT, need, write_notebook
 
 DOCS = ROOT / "docs"
-FRONT = DOCS / "index.md"
-PAGES = {*DOCS.rglob("*.md"), *NOTEBOOKS, ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md", ROOT / "data" / "README.md"}
 BUILT = {DOCS / "reference" / f"{name}.md" for name in ("api", "rules")}  # by `make docs`, not in the repository
-PAGES |= BUILT
 TOOLS = Path(sys.prefix) / "lanes" / "docs"
-
-
-def tree_of(page: Path) -> set[Path]:
-    """The pages in the toctrees of a page."""
-    entries = re.findall(r"^```\{toctree\}\n(.*?)^```$", page.read_text(encoding="utf-8"), re.M | re.S)
-    lines = [line for text in entries for line in text.splitlines() if line and not line.startswith(":")]
-    names = [re.sub(r"^.*<(.*)>$", r"\1", line) for line in lines]
-    found = {(page.parent / f"{name}{end}").resolve() for name in names for end in (".md", ".ipynb")} & PAGES
-    assert len(found) == len(names), f"{page.name}: an entry leads nowhere"
-    return found
-
-
-def links_of(page: Path) -> set[Path]:
-    if page.suffix != ".md" or page in BUILT:
-        return set()
-    targets = re.findall(r"\]\(([^)#\s]+)[^)]*\)", page.read_text(encoding="utf-8"))
-    return {(page.parent / target).resolve() for target in targets} & PAGES
-
-
-def test_every_page_is_in_one_table_of_contents():
-    trees = [place for page in PAGES - BUILT if page.suffix == ".md" for place in tree_of(page)]
-    assert sorted(trees) == sorted(PAGES - {FRONT})
-
-
-def test_site_has_at_most_50_pages():
-    assert len(PAGES) <= 50
-
-
-def test_every_page_is_two_links_from_the_front_page():
-    one = links_of(FRONT)
-    two = {there for page in one for there in links_of(page)}
-    assert {FRONT} | one | two >= PAGES - BUILT
 
 
 def test_group_rewards_code_prints_what_it_says(capsys):

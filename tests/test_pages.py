@@ -49,22 +49,6 @@ def test_page_of_rules_has_a_section_for_each():
     assert page.count("**When it is wrong.**") == len(RULES)
 
 
-def test_pages_name_the_command_that_writes_them():
-    names = {path: "benchmarks.pages" for path in DOCS.rglob("*.md") if path.name in measured_pages.PAGES}
-    names |= {next(DOCS.rglob(f"{page}.md")): command for page, command in WRITTEN_BY.items()}
-    assert [path.name for path, command in names.items() if command not in path.read_text(encoding="utf-8")] == []
-    assert len(names) == len(measured_pages.PAGES) + len(WRITTEN_BY)
-
-
-WRITTEN_BY = {
-    "cli": "tools.api",
-    "claims": "tools.claims",
-    "defects": "repros/matrix.py",
-    "step_releases": "repros/matrix.py",
-}
-WRITTEN_BY |= {"what_is_tested": "tests/training/test_what_is_tested.py"}
-
-
 @pytest.mark.parametrize("path", sorted(MEASURED.rglob("*.json")), ids=lambda path: path.stem)
 def test_results_hold_commit_versions_and_date(path):
     found = json.loads(path.read_text(encoding="utf-8"))

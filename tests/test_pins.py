@@ -1,12 +1,10 @@
 import itertools
 import re
-import shutil
 import tomllib
 from importlib.metadata import PackageNotFoundError, metadata, requires, version
 from importlib.util import find_spec
 from pathlib import Path
 
-import pytest
 import yaml
 from conftest import ROOT, need
 from packaging.requirements import Requirement
@@ -15,11 +13,6 @@ from packaging.version import Version
 
 from workbench.trl_release import LAST_WITH_PPO, NEWEST, OLDEST
 
-FILES = (
-    "pyproject.toml",
-    "Makefile",
-    *(f"requirements/{name}" for name in ("pins.txt", "constraints.txt", "install.sh")),
-)
 # The constraints serve the CPU install, where these two come as builds under other names.
 NOT_CONSTRAINED = {"torch", "vllm"}
 LEFT_OUT = {"torchvision", "torchaudio", "torchcodec"}
@@ -31,9 +24,9 @@ def pins(file: Path) -> dict[str, str]:
     return {m[1].lower().replace("_", "-"): m[2] for m in found if m}
 
 
-def asked(root: Path) -> list[Requirement]:
+def asked() -> list[Requirement]:
     """What the library and its extras ask for."""
-    project = tomllib.loads((root / "pyproject.toml").read_text())["project"]
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     lists = itertools.chain(project["dependencies"], *project["optional-dependencies"].values())
     return [r for line in lists if (r := Requirement(line)).name != "trl-workbench"]  # `all` names the others
 
@@ -51,22 +44,20 @@ def test_every_pin_installs_on_the_oldest_python_that_is_promised():
     assert [name for name, span in wants.items() if f"{oldest}.0" not in SpecifierSet(span)] == []
 
 
-def disagreements(root: Path) -> list[str]:
+def disagreements() -> list[str]:
     """Every pin outside of what the library asks for or other than the constraints', and every one that could go stale."""
-    wanted, constraints = pins(root / "requirements/pins.txt"), pins(root / "requirements/constraints.txt")
+    wanted, constraints = pins(ROOT / "requirements/pins.txt"), pins(ROOT / "requirements/constraints.txt")
     have = constraints | wanted
-    found = [
-        f"asked is {r}, pinned to {have.get(r.name)}" for r in asked(root) if have.get(r.name, "") not in r.specifier
-    ]
+    found = [f"asked is {r}, pinned to {have.get(r.name)}" for r in asked() if have.get(r.name, "") not in r.specifier]
     other = {name for name in wanted.keys() - NOT_CONSTRAINED if constraints.get(name) != wanted[name]}
     found += [f"{name}: constraints have {constraints.get(name)}, not {wanted[name]}" for name in other]
     for name in ("requirements/install.sh", "Makefile"):  # they read the pins
-        found += [f"{name}: {literal}" for literal in re.findall(r"==\d[\w.]*", (root / name).read_text())]
+        found += [f"{name}: {literal}" for literal in re.findall(r"==\d[\w.]*", (ROOT / name).read_text())]
     return found
 
 
 def test_all_files_agree():
-    assert disagreements(ROOT) == []
+    assert disagreements() == []
 
 
 def test_what_makes_every_process_start_late_is_not_installed():
@@ -75,47 +66,20 @@ def test_what_makes_every_process_start_late_is_not_installed():
 
 def test_the_lowest_releases_are_those_that_the_library_asks_for():
     lowest = pins(ROOT / "requirements/lowest.txt")
-    bounds = {r.name: str(r.specifier) for r in asked(ROOT) if r.name in lowest}
+    bounds = {r.name: str(r.specifier) for r in asked() if r.name in lowest}
     assert {"trl", "transformers", "datasets", "accelerate"} <= lowest.keys() == bounds.keys()
     for name, release in lowest.items():
         least = {spec.version for spec in SpecifierSet(bounds[name]) if spec.operator == ">="}
         assert Version(release) in map(Version, least), f"{name}: tested is {release}, asked is {bounds[name]}"
 
 
-def test_the_documented_pins_are_there():
-    documented = "torch transformers trl vllm datasets accelerate peft papermill jupyterlab ipywidgets matplotlib"
-    assert set(documented.split()) <= pins(ROOT / "requirements/pins.txt").keys()
-
-
 def test_the_range_of_trl_is_that_of_the_trainers():
-    (trl,) = [r for r in asked(ROOT) if r.name == "trl"]
+    (trl,) = [r for r in asked() if r.name == "trl"]
     assert trl.specifier.contains(OLDEST) and trl.specifier.contains(NEWEST)
     assert pins(ROOT / "requirements/pins.txt")["trl"] == NEWEST
     assert pins(ROOT / "requirements/ppo.txt")["trl"] == LAST_WITH_PPO == OLDEST
     major, minor, _ = map(int, NEWEST.split("."))
     assert not trl.specifier.contains("1.11.9") and not trl.specifier.contains(f"{major}.{minor + 1}.0")
-
-
-@pytest.mark.parametrize(
-    "name, old, new",
-    [
-        ("pyproject.toml", "trl>=1.12,<1.17", "trl>=1.13,<1.16"),
-        ("pyproject.toml", "papermill>=2.7", "papermill>=2.8"),
-        ("requirements/pins.txt", "vllm==0.31.0", "vllm==0.32.0"),
-        ("requirements/pins.txt", "transformers==5.17.0", "transformers==5.16.0"),
-        ("requirements/constraints.txt", "papermill==2.7.0", "papermill==2.6.0"),
-        ("requirements/constraints.txt", "lazy-loader==0.6", ""),
-        ("Makefile", "install:", "install: # trl==1.16.0\n"),
-    ],
-)
-def test_a_version_changed_in_one_file_is_noticed(tmp_path, name, old, new):
-    (tmp_path / "requirements").mkdir()
-    for file in FILES:
-        shutil.copy(ROOT / file, tmp_path / file)
-    text = (tmp_path / name).read_text()
-    assert old in text
-    (tmp_path / name).write_text(text.replace(old, new, 1))
-    assert len(disagreements(tmp_path)) >= 1
 
 
 def test_the_pinned_versions_are_installed():
