@@ -18,7 +18,6 @@ from workbench.lab.reports.microscope import microscope_data, write_microscope
 from workbench.lab.reports.trainings import read_trainings, tokens_of, training_of
 from workbench.runs.completions import append_table, save_tokens
 from workbench.runs.files import write_json
-from workbench.runs.secrets import hide_tokens
 
 RUNS = Path(__file__).parents[2] / "audit" / "runs"
 STOCK = {"trainer": "ObservedGRPOTrainer", "recipe": {"num_generations": 2}}
@@ -238,19 +237,19 @@ def test_a_recording_too_large_to_be_read_has_no_page_and_its_report_is_made(tmp
     assert "microscope" not in build_report(run).read_text()
 
 
-def test_text_is_only_data_in_the_page_and_secrets_are_taken_out(tmp_path):
-    texts = [*HOSTILE.values(), "HF_TOKEN=abc1 </script>"]
+def test_text_is_only_data_in_the_page(tmp_path):
+    texts = [*HOSTILE.values(), "</script>"]
     table = pd.DataFrame({"step": 1, "prompt": texts, "completion": texts, "finish_reason": texts})
     run = write_run(tmp_path, completions=table.to_dict("records"))
-    page = write_microscope(run.path, tmp_path / "m.html", HOSTILE["closing tags"], hide_tokens)
+    page = write_microscope(run.path, tmp_path / "m.html", HOSTILE["closing tags"], str)
     source = page.read_text()
     assert "window.ran" not in source
     assert "<iframe" not in source
     head, groups = contents(page)
-    assert "HF_TOKEN=[token] </script>" in head["trainings"][0]["finish_reasons"]
+    assert "</script>" in head["trainings"][0]["finish_reasons"]
     shown = [text for group in groups for text in group["completions"]]
     assert shown[0] == HOSTILE["script"]
-    assert shown[-1] == "HF_TOKEN=[token] </script>"
+    assert shown[-1] == "</script>"
     assert max(map(len, shown)) < 101_000  # of the line of a million characters
 
 

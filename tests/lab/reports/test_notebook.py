@@ -130,12 +130,6 @@ def test_a_long_log_and_what_libraries_say_are_folded_with_their_number_of_lines
     assert "<details" not in shown(stream("a\nb\n"))[0]
 
 
-def test_a_secret_in_the_last_line_of_a_log_is_hidden_in_the_line_that_folds_it(tmp_path):
-    page = executed(write_run(tmp_path), stream("x\n" * 20 + "HF_TOKEN=S3cretS3cret"))
-    assert "the last: HF_TOKEN=[token]" in page
-    assert "S3cret" not in page
-
-
 def test_the_saved_path_is_not_repeated():
     path, other = (v4.new_output("execute_result", {"text/plain": t}) for t in ("PosixPath('/a/result.json')", "{}"))
     assert (shown(path), len(shown(other))) == ([], 1)

@@ -164,7 +164,10 @@ def run_with_secrets(root):
     shown = [{"text/html": table}, {"text/plain": p["text plain"]}, {"image/png": base64.b64encode(PICTURE).decode()}]
     shown += [{"text/html": f"<p>{html.escape(text)}</p>"} for text in PLANTED]
     shown += [{"image/svg+xml": DRAWING.format(html.escape(text))} for text in PLANTED if "\x1b" not in text]
-    outputs = outputs_of(["harmless", p["stream"]]) + [v4.new_output("display_data", data) for data in shown]
+    folded = v4.new_output(
+        "stream", name="stdout", text="x\n" * 20 + f"HF_TOKEN={SECRET}"
+    )  # its last line is the fold's
+    outputs = [folded, *outputs_of(["harmless", p["stream"]])] + [v4.new_output("display_data", data) for data in shown]
     for text in (p["traceback"], *PLANTED):
         outputs += [v4.new_output("error", ename="E", evalue=text, traceback=text.split("\n"))]
         outputs += [v4.new_output("stream", name="stdout", text=text + "\n\n")]
@@ -231,9 +234,13 @@ def test_a_redacted_report_has_labels_and_the_same_figures(run):
 @pytest.mark.parametrize("redact", [True, False])
 def test_no_secret_survives_in_any_page_or_its_name(run, redact, tmp_path):
     before = build_report(run).read_bytes()
-    build_index([run], tmp_path, redact=redact)
-    build_sweep_report("nb", {f"HF_TOKEN={SECRET}": "1"}, [], tmp_path, redact=redact)
-    pages = {path.relative_to(tmp_path).as_posix(): path.read_text() for path in tmp_path.rglob("*") if path.is_file()}
+    unreadable = write_run(tmp_path / f"HF_TOKEN={SECRET}", "2026-1", result={})
+    (unreadable.path / "result.json").write_text("[1")
+    index = build_index([run, unreadable], tmp_path / "out", redact=redact).read_text()
+    assert "not JSON" in index
+    build_sweep_report("nb", {f"HF_TOKEN={SECRET}": "1"}, [], tmp_path / "out", redact=redact)
+    files = [path for path in (tmp_path / "out").rglob("*") if path.is_file()]
+    pages = {path.relative_to(tmp_path / "out").as_posix(): path.read_text() for path in files}
     assert len(pages) >= 4 and not [name for name in pages if SECRET in name]
     assert [name for name, page in pages.items() if found(page, redact)] == []
     names = {f"05_grpo_docs_example/2026-[user]{end}.html" for end in ("-microscope", "")}

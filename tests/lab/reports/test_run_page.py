@@ -155,14 +155,6 @@ def test_a_page_escapes_every_value_and_has_no_script_unless_it_is_given_one(tmp
     assert path.read_text().endswith("?")
 
 
-def test_what_is_hidden_from_a_page_is_tokens_and_on_request_hosts_and_users_of_its_runs(tmp_path):
-    run = write_run(tmp_path, params={"folder": "/home/zoequince/x"})
-    write_json(run.path / "env.json", {"host": "gpu17.example.org"})
-    text = "zoequince on gpu17 with HF_TOKEN=S3cretS3cret"
-    assert hider([run], redact=False)(text) == "zoequince on gpu17 with HF_TOKEN=[token]"
-    assert hider([run], redact=True)(text) == "[user] on [host] with HF_TOKEN=[token]"
-
-
 def test_a_user_who_has_a_number_and_no_name_can_redact(tmp_path, monkeypatch):
     """As in a container that is started with a number for its user."""
 
