@@ -170,7 +170,7 @@ def replay(saved: SavedStep) -> StepReport:
     losses = losses_of(step)
     stages = [*stages_of_rows(step, saved.decode), check_batches(step)]
     stages += [*stages_of_loss(step, losses), check_metrics(step)]
-    return StepReport(with_deviations(step, stages), checked_rows(step, losses, saved.decode))
+    return StepReport(with_deviations(step, stages), checked_rows(step, losses, saved.decode), step.kind)
 
 
 def saved_steps(folder: Path) -> dict[int, list[Path]]:

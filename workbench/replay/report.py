@@ -1,6 +1,7 @@
 """What `check_step` found: a table of stages, and the tokens of one completion through all of them."""
 
 import html
+import textwrap
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -9,6 +10,7 @@ import numpy as np
 import pandas as pd
 
 from ..errors import ParameterError
+from .formulas import formula_of, trl_line
 
 VERDICTS = ("same", "rounding", "different", "cannot tell", "meant")
 _COLOURS = {
@@ -36,6 +38,23 @@ STAGES = (
     "update",
     "metrics",
 )
+# Stage -> its largest difference in words. The cause of another stage has its numbers.
+_AMOUNTS = {
+    "sampling": "{} nats a token",
+    "turns": "{} tokens",
+    "mask": "{} tokens",
+    "rewards": "at most {}",
+    "advantages": "at most {}",
+    "log-probs": "at most {} nats",
+    "reference": "at most {} nats",
+    "mismatch": "at most {} nats",
+    "correction": "at most {}",
+    "loss": "at most {}",
+}
+_NEAR_ONE = 1e-3  # of a ratio that no update has moved; rounding in bf16 is larger, and then nothing is advised
+_COLUMNS = 100  # of the text
+_PROMPT = 400  # characters of a prompt that the page shows
+_MORE, _LESS = "26, 94, 184", "180, 35, 24"  # a token that the loss makes more and less probable
 
 
 @dataclass(frozen=True)
@@ -47,6 +66,21 @@ class Stage:
     cause: str = ""  # a sentence; with the setting that makes it so where there is one
     largest: float | None = None  # difference, in the stage's own unit
     where: str = ""  # rows and tokens
+
+    @property
+    def amount(self) -> str:
+        """Where and how much, in words; empty where the stage has no such number or its cause has it."""
+        parts = [] if self.where and self.where in self.cause else [self.where]
+        if self.largest is not None and self.name in _AMOUNTS:
+            parts.append(_AMOUNTS[self.name].format(f"{self.largest:.3g}"))
+        return "; ".join(part for part in parts if part)
+
+    @property
+    def text(self) -> str:
+        """The cause, with where and how much."""
+        if self.cause and self.amount:
+            return f"{self.cause} ({self.amount})"
+        return self.cause or self.amount
 
 
 @dataclass(frozen=True)
@@ -62,17 +96,20 @@ class CheckedRow:
     alone: np.ndarray  # of the row alone, without padding
     ratios: np.ndarray
     slopes: np.ndarray  # by which each token's log-prob moves the loss
+    prompt: str = ""  # its text
 
 
 @dataclass(frozen=True)
 class StepReport:
     """The stages of one training step in their order, each with a verdict.
 
-    Shown as a table; in a notebook with the completions under it, each token with its share of the gradient.
+    Shown as a headline and a table; in a notebook also with the completions, each token with its share of the gradient, and
+    with links to each stage's definition.
     """
 
     stages: Sequence[Stage]
     rows: Sequence[CheckedRow]
+    kind: str = "GRPO"  # of the trainer, or RLOO
 
     @property
     def first(self) -> Stage | None:
@@ -85,7 +122,38 @@ class StepReport:
             replace(stage, verdict="meant") if stage.name in names and stage.verdict == "different" else stage
             for stage in self.stages
         ]
-        return StepReport(stages, self.rows)
+        return replace(self, stages=stages)
+
+    @property
+    def undecided(self) -> list[Stage]:
+        """The stages whose verdict is `cannot tell`."""
+        return [stage for stage in self.stages if stage.verdict == "cannot tell"]
+
+    @property
+    def headline(self) -> str:
+        """What was found, in a line: the first stage that differs and where, the other ones, and what is open."""
+        different = [stage for stage in self.stages if stage.verdict == "different"]
+        parts = ["no stage differs"]
+        if different:
+            parts = [", ".join(filter(None, [f"first: {different[0].name}", different[0].where]))]
+        if len(different) > 1:
+            parts.append(f"also different: {', '.join(stage.name for stage in different[1:])}")
+        if self.undecided:
+            names = ", ".join(stage.name for stage in self.undecided)
+            parts.append(f"{len(self.undecided)} could not be decided: {names}")
+        return "; ".join(parts)
+
+    @property
+    def advice(self) -> str:
+        """How to see the loss off-policy, if this step compares two scorings and every ratio is 1; else empty."""
+        compared = any(stage.name == "ratios" for stage in self.stages)
+        ratios = np.concatenate([row.ratios[row.mask > 0] for row in self.rows] or [np.zeros(0)])
+        if not compared or not len(ratios) or not np.abs(ratios - 1).max() <= _NEAR_ONE:
+            return ""
+        return (
+            "every ratio of this step is 1, so no clip was met. Where a later update has other ratios, keep it "
+            "with attach_watch(trainer, record_steps=[2]); `workbench replay DIR --step 2` then checks it"
+        )
 
     def __getitem__(self, name: str) -> Stage:
         return {stage.name: stage for stage in self.stages}[name]
@@ -111,18 +179,27 @@ class StepReport:
         return pd.DataFrame(columns)
 
     def __str__(self) -> str:
-        width = max(len(stage.name) for stage in self.stages)
-        return "\n".join(f"{s.name:<{width}}  {s.verdict:<11}  {s.cause}".rstrip() for s in self.stages)
+        width = max((len(stage.name) for stage in self.stages), default=0)
+        lines = [_wrapped(self.headline, "")]
+        for stage in self.stages:
+            lines.append(_wrapped(stage.text, f"{stage.name:<{width}}  {stage.verdict:<11}  "))
+        if self.advice:
+            lines.append(_wrapped(self.advice, "Do: "))
+        return "\n".join(lines)
 
     __repr__ = __str__
 
     def _repr_html_(self) -> str:
-        return f"<table>{''.join(map(_stage_line, self.stages))}</table>" + "".join(
-            map(self._row_html, range(len(self.rows)))
-        )
+        titles = "".join(f"<th>{title}</th>" for title in ("stage", "verdict", "cause", "where, how much", "definition"))
+        lines = "".join(_stage_line(stage, self.kind) for stage in self.stages)
+        advice = f"<p>Do: {html.escape(self.advice)}</p>" if self.advice else ""
+        page = f"<p><b>{html.escape(self.headline)}</b></p><table><tr>{titles}</tr>{lines}</table>{advice}"
+        if not self.rows:
+            return page
+        return page + _LEGEND + "".join(map(self._row_html, range(len(self.rows))))
 
     def _row_html(self, row: int) -> str:
-        """A completion whose tokens are shaded by their share: blue for more probable, red for less, struck out: no loss."""
+        """A completion below its prompt, its tokens shaded by their share of the gradient as `_LEGEND` says."""
         table = self.tokens(row)
         strongest = (
             max(
@@ -133,14 +210,14 @@ class StepReport:
         )
         spans = []
         for token, mask, share in zip(table["token"], table["mask"], table["gradient"], strict=True):
-            colour = "26, 94, 184" if share > 0 else "180, 35, 24"
-            style = f"background: rgba({colour}, {min(abs(share) / strongest, 1) * 0.6:.2f})"
+            style = f"background: rgba({_MORE if share > 0 else _LESS}, {min(abs(share) / strongest, 1) * 0.6:.2f})"
             style += "" if mask else "; text-decoration: line-through; color: #888"
             spans.append(f'<span style="{style}" title="{share:+.2%} of the gradient">{html.escape(token)}</span>')
         advantages = np.atleast_1d(self.rows[row].advantage)
         head = f"Completion {row}, advantage {advantages.mean() if len(advantages) else 0.0:+.2f}"
         head += " in the mean of its tokens" if len(advantages) > 1 else ""
-        return f'<p>{head}<br><code style="white-space: pre-wrap">{"".join(spans)}</code></p>'
+        text = f'<code style="white-space: pre-wrap">{"".join(spans)}</code>'
+        return f"<p>{head}<br>{_prompt_html(self.rows[row].prompt)}{text}</p>"
 
 
 def check_meant(names: Sequence[str]) -> tuple[str, ...]:
@@ -160,10 +237,45 @@ def check_meant(names: Sequence[str]) -> tuple[str, ...]:
     return names
 
 
-def _stage_line(stage: Stage) -> str:
+_LEGEND = (
+    f'<p>Tokens: <mark style="background: rgba({_MORE}, 0.4)">blue</mark> the loss makes it more probable, '
+    f'<mark style="background: rgba({_LESS}, 0.4)">red</mark> less; the darker, the larger its share of the gradient; '
+    '<s style="color: #888">struck out</s> not in the loss. The prompt is above, in grey.</p>'
+)
+
+
+def _wrapped(text: str, head: str) -> str:
+    """A text behind its head, in lines of at most 100 columns where its words are short enough."""
+    wrap = textwrap.TextWrapper(
+        width=_COLUMNS,
+        initial_indent=head,
+        subsequent_indent=" " * len(head),
+        break_long_words=False,
+        break_on_hyphens=False,
+        replace_whitespace=False,
+        expand_tabs=False,
+    )
+    return "\n".join(wrap.wrap(text)) or head.rstrip()
+
+
+def _prompt_html(prompt: str) -> str:
+    """The end of a prompt, in grey; nothing where its text is not known."""
+    if not prompt:
+        return ""
+    end = prompt if len(prompt) <= _PROMPT else f"... {prompt[-_PROMPT:]}"
+    return f'<code style="white-space: pre-wrap; color: #888">{html.escape(end)}</code><br>'
+
+
+def _stage_line(stage: Stage, kind: str) -> str:
+    definition = f"<code>{html.escape(formula_of(stage.name, kind))}</code>"
+    if address := trl_line(stage.name, kind):
+        definition += f' <a href="{html.escape(address)}">TRL</a>'
+    colour = _COLOURS[stage.verdict]
     cells = (
         f"<td>{html.escape(stage.name)}</td>",
-        f'<td style="color: {_COLOURS[stage.verdict]}; white-space: nowrap"><b>{stage.verdict}</b></td>',
+        f'<td style="color: {colour}; white-space: nowrap"><b>{stage.verdict}</b></td>',
         f'<td style="text-align: left">{html.escape(stage.cause)}</td>',
+        f'<td style="text-align: left">{html.escape(stage.amount)}</td>',
+        f'<td style="text-align: left">{definition}</td>',
     )
     return f"<tr>{''.join(cells)}</tr>"

@@ -293,7 +293,7 @@ def check_correction(step: Step) -> Stage | None:
     expected = [sampler_correction(r.old_logps, r.sampled_logps, r.mask, mode, low, high) for r in rows]
     used = [r.correction[: len(e)] for r, e in zip(rows, expected, strict=True)]
     cause = f"{mode} gives other weights for these log-probs"
-    return compared("correction", step, np.concatenate(used), np.concatenate(expected), cause)
+    return compared("correction", step, np.concatenate(used), np.concatenate(expected), cause, unit="weights")
 
 
 def losses_of(step: Step) -> list[Loss | None]:
@@ -371,7 +371,7 @@ def check_loss(step: Step, losses: Sequence[Loss | None]) -> Stage:
         times = float(used @ expected / (expected @ expected))
         if np.abs(used - times * expected).max() < 1e-3 * np.abs(times * expected).max():
             cause += f": {times:.3g} times as much"
-    stage = compared("loss", step, used, expected, cause, size)
+    stage = compared("loss", step, used, expected, cause, size, "micro-batches")
     if not router.any():
         return stage
     said = f"without the auxiliary loss of the router, which adds {router.sum() / len(router):.3g}"
@@ -442,9 +442,15 @@ def _deviating(step: Step, stage: Stage, causes: Sequence[str]) -> Stage:
 
 
 def compared(
-    name: str, step: Step, used: np.ndarray, expected: np.ndarray, cause: str, size: float | None = None
+    name: str,
+    step: Step,
+    used: np.ndarray,
+    expected: np.ndarray,
+    cause: str,
+    size: float | None = None,
+    unit: str = "rows",
 ) -> Stage:
-    """A stage of numbers that are computed in fp32, whatever the model computes in."""
+    """A stage of numbers that are computed in fp32, whatever the model computes in; `unit` is what there is one for each of."""
     if not np.isfinite(used).all():
         return Stage(name, "different", "a number is not finite", math.inf)
     scale = max(1.0, float(np.abs(expected).max(initial=0.0))) if size is None else size
@@ -452,12 +458,12 @@ def compared(
     largest = float(difference.max(initial=0.0))
     if largest <= allowed:
         return Stage(name, "same" if largest <= SAME * scale else "rounding", "", largest)
-    return Stage(name, "different", cause, largest, places(np.flatnonzero(difference > allowed)))
+    return Stage(name, "different", cause, largest, places(np.flatnonzero(difference > allowed), unit))
 
 
-def places(rows: Sequence[int] | np.ndarray) -> str:
+def places(rows: Sequence[int] | np.ndarray, unit: str = "rows") -> str:
     """The first of many rows, in words."""
-    return f"rows {', '.join(str(i) for i in list(rows)[:5])}" + (", ..." if len(rows) > 5 else "")
+    return f"{unit} {', '.join(str(i) for i in list(rows)[:5])}" + (", ..." if len(rows) > 5 else "")
 
 
 def checked_rows(
@@ -474,5 +480,5 @@ def checked_rows(
                 continue
             texts, ratios = [decode([token]) for token in ids], np.broadcast_to(loss.ratios[i], len(ids))
             numbers = row.mask, row.advantage, row.logps, alone(prompt, ids), ratios, loss.slopes[i]
-            found.append(CheckedRow(prompt, ids, texts, *numbers))
+            found.append(CheckedRow(prompt, ids, texts, *numbers, prompt=decode(prompt)))
     return found

@@ -126,6 +126,8 @@ class StepCheck(LiveCallback):
             advice = (
                 "look at `check_step(trainer)` (from workbench import check_step). More: docs/how-to/check_a_step.md"
             )
+            if report.advice:
+                advice += f". And: {report.advice}"
             self._tell(f"{where}: step-check: {report.first.name} is different: {report.first.cause}. Do: {advice}")
 
 

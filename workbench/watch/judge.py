@@ -100,6 +100,7 @@ class Judge:
         return StepReport(
             with_deviations(self.step, stages),
             checked_rows(self.step, self.losses, self.tokenizer.decode, self._logps_alone),
+            self.step.kind,
         )
 
     def _logps_alone(self, prompt: list[int], ids: list[int]) -> np.ndarray:
