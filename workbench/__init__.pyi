@@ -18,13 +18,14 @@ from .training.grpo import GRPOTrainer, RLOOTrainer
 from .training.ppo import PPOTrainer
 from .training.rewards import exact_match_reward, length_reward
 from .trl_release import use_trl
+from .watch.assert_step import assert_step
 from .watch.attach import attach_watch
 from .watch.check_step import check_step
 
 __version__: str
 # fmt: off
 __all__ = [
-    "audit_run", "attach_watch", "check_step", "replay_step", "GRPOTrainer", "RLOOTrainer", "PPOTrainer", "StopSpec",
-    "exact_match_reward", "length_reward", "padding_report", "with_position_ids", "load_prompts", "make_recipe",
+    "audit_run", "attach_watch", "check_step", "assert_step", "replay_step", "GRPOTrainer", "RLOOTrainer", "PPOTrainer",
+    "StopSpec", "exact_match_reward", "length_reward", "padding_report", "with_position_ids", "load_prompts", "make_recipe",
     "resolve_model", "open_run", "Result", "save_result", "show_results", "show_curves", "use_trl",
 ]

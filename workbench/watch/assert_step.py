@@ -1,0 +1,65 @@
+"""`check_step` as an assertion, for the tests of a trainer."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from ..errors import ParameterError, did_you_mean
+from ..replay.report import STAGES, StepReport
+from .check_step import check_step
+
+
+def assert_step(
+    trainer: Any, allow: str | Sequence[str] = ("sampling",), batch: list[dict] | None = None
+) -> StepReport:
+    """Assert that one step of a trainer computes what its definition says.
+
+    A stage that is `different` always fails. So does one whose verdict is `cannot tell`, unless `allow` names it: a stage that
+    nothing was seen of has not passed. The pytest fixture `step_trainer` makes a trainer for it.
+
+    Args:
+        trainer: as `check_step` takes it; it is unchanged afterwards.
+        allow: stages that may be undecided, see `check_step` for the names; `()` for none.
+        batch: rows of the data set, as `check_step` takes them.
+
+    Returns:
+        The report, if nothing fails.
+
+    Raises:
+        AssertionError: a stage fails; the message names each and has the report.
+        ParameterError: `allow` names no stage, or what `check_step` raises.
+    """
+    __tracebackhide__ = True  # pytest shows the line of the test
+    names = allowed_stages(allow)
+    report = check_step(trainer, batch)
+    if failures := failures_of(report, names):
+        raise AssertionError(f"{'; '.join(failures)}\n{report}")
+    return report
+
+
+def allowed_stages(allow: str | Sequence[str]) -> tuple[str, ...]:
+    """Return the names of stages as a tuple; one name may stand alone.
+
+    Raises:
+        ParameterError: a name that is no stage's.
+
+    Example:
+        >>> allowed_stages("ends"), allowed_stages(["ends", "rewards"])
+        (('ends',), ('ends', 'rewards'))
+    """
+    names = (allow,) if isinstance(allow, str) else tuple(allow)
+    for name in names:
+        if name not in STAGES:
+            hint = did_you_mean(str(name), STAGES)
+            raise ParameterError(f"allow={allow!r}: {name!r} is no stage; {hint}the stages are {', '.join(STAGES)}")
+    return names
+
+
+def failures_of(report: StepReport, allow: Sequence[str]) -> list[str]:
+    """Name what fails, the stages that differ and those that are undecided without being allowed; empty where none does."""
+    failures = []
+    if different := [stage.name for stage in report.stages if stage.verdict == "different"]:
+        failures.append(f"different: {', '.join(different)}")
+    if undecided := [stage.name for stage in report.undecided if stage.name not in allow]:
+        names = ", ".join(undecided)
+        failures.append(f"could not be decided, and allow={tuple(allow)!r} does not name it: {names}")
+    return failures
