@@ -66,7 +66,9 @@ def test_the_page_has_prompts_a_legend_and_escapes_text():
     assert "struck out" not in StepReport([MASK], [])._repr_html_()
 
 
-def test_a_step_whose_ratios_are_all_1_is_sent_to_replay():
+def test_a_finding_of_a_step_whose_ratios_are_all_1_names_replay():
+    assert StepReport([RATIOS], [row_of()]).advice == ""
+    assert "replay" in StepReport([Stage("ratios", "cannot tell")], [row_of()]).advice
     assert "`workbench replay DIR --step 2`" in str(StepReport([RATIOS, LOSS], [row_of()]))
     assert "replay" in StepReport([RATIOS, LOSS], [row_of()])._repr_html_()
     assert StepReport([RATIOS, LOSS], [row_of(ratios=(1.0, 1.2, 1.0))]).advice == ""

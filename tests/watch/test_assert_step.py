@@ -38,7 +38,7 @@ def test_a_stage_that_differs_fails_though_it_is_allowed():
 
 @pytest.mark.parametrize("allow", ["rewrds", ("sampling", "rewrds")])
 def test_an_unknown_stage_is_refused_before_the_step_runs(allow):
-    with pytest.raises(ParameterError, match="'rewrds' is no stage; did you mean 'rewards'.*sampling, ends, turns"):
+    with pytest.raises(ParameterError, match=r"'rewrds' is no stage; did you mean 'rewards'.*sampling, ends, turns"):
         assert_step("no trainer", allow=allow)
 
 
@@ -63,7 +63,7 @@ def test_a_healthy_trainer_passes_with_nothing_undecided(cls, tmp_path):
 
 @pytest.mark.slow
 def test_a_fault_and_an_undecided_stage_raise_with_the_report(tmp_path):
-    with pytest.raises(AssertionError, match="different: mask.*\nfirst: mask, rows"):
+    with pytest.raises(AssertionError, match=r"different: mask.*\nfirst: mask, rows"):
         assert_step(small_trainer(ShorterMask, tmp_path))
     trainer = make(tmp_path, funcs=[one_value])
     with pytest.raises(AssertionError, match=r"allow=\('sampling',\) does not name it: gradient") as error:
@@ -103,7 +103,16 @@ def test_mine(step_trainer):
 @pytest.mark.slow
 def test_a_project_of_its_own_has_a_test_in_one_line(tmp_path):
     (tmp_path / "test_mine.py").write_text(PROJECT)
-    command = [sys.executable, "-m", "pytest", "-p", "workbench.pytest_plugin", "--rootdir", str(tmp_path), str(tmp_path)]
+    command = [
+        sys.executable,
+        "-m",
+        "pytest",
+        "-p",
+        "workbench.pytest_plugin",
+        "--rootdir",
+        str(tmp_path),
+        str(tmp_path),
+    ]
     env = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))}
     done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, env=env, timeout=600)
     assert "1 failed, 1 passed" in done.stdout, done.stdout[-3000:] + done.stderr[-2000:]

@@ -57,7 +57,9 @@ def small_trainer(
         ParameterError: another class.
     """
     if not isinstance(trainer_class, type) or not issubclass(trainer_class, trl.GRPOTrainer | trl.RLOOTrainer):
-        raise ParameterError(f"trainer_class={trainer_class!r}: expected TRL's GRPOTrainer or RLOOTrainer or a subclass")
+        raise ParameterError(
+            f"trainer_class={trainer_class!r}: expected TRL's GRPOTrainer or RLOOTrainer or a subclass"
+        )
     if config_class is None:
         config_class = trl.RLOOConfig if issubclass(trainer_class, trl.RLOOTrainer) else trl.GRPOConfig
     fields = _FIELDS | {"model_init_kwargs": {"dtype": "float32"}} | config

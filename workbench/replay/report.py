@@ -145,14 +145,15 @@ class StepReport:
 
     @property
     def advice(self) -> str:
-        """How to see the loss off-policy, if this step compares two scorings and every ratio is 1; else empty."""
-        compared = any(stage.name == "ratios" for stage in self.stages)
+        """How to see later updates, if ratios or loss are in question and every ratio of this step is 1; else empty."""
+        verdicts = {stage.name: stage.verdict for stage in self.stages}
+        asked = verdicts.get("ratios") in ("different", "cannot tell") or verdicts.get("loss") == "different"
         ratios = np.concatenate([row.ratios[row.mask > 0] for row in self.rows] or [np.zeros(0)])
-        if not compared or not len(ratios) or not np.abs(ratios - 1).max() <= _NEAR_ONE:
+        if "ratios" not in verdicts or not asked or not len(ratios) or not np.abs(ratios - 1).max() <= _NEAR_ONE:
             return ""
         return (
-            "every ratio of this step is 1, so no clip was met. Where a later update has other ratios, keep it "
-            "with attach_watch(trainer, record_steps=[2]); `workbench replay DIR --step 2` then checks it"
+            "every ratio of this step is 1. If a later update has others, keep it with "
+            "attach_watch(trainer, record_steps=[2]); `workbench replay DIR --step 2` then checks it"
         )
 
     def __getitem__(self, name: str) -> Stage:
@@ -190,7 +191,9 @@ class StepReport:
     __repr__ = __str__
 
     def _repr_html_(self) -> str:
-        titles = "".join(f"<th>{title}</th>" for title in ("stage", "verdict", "cause", "where, how much", "definition"))
+        titles = "".join(
+            f"<th>{title}</th>" for title in ("stage", "verdict", "cause", "where, how much", "definition")
+        )
         lines = "".join(_stage_line(stage, self.kind) for stage in self.stages)
         advice = f"<p>Do: {html.escape(self.advice)}</p>" if self.advice else ""
         page = f"<p><b>{html.escape(self.headline)}</b></p><table><tr>{titles}</tr>{lines}</table>{advice}"
