@@ -113,13 +113,12 @@ def _lines_of(file: Path, trainer: str) -> dict[tuple[str, str], int]:
     lines = {}
     for method, name in _OF_TRL.values():
         if method in methods:
-            assigned = [node.lineno for node in ast.walk(methods[method]) if _assigns(node, name)]
+            assignments = [node for node in ast.walk(methods[method]) if isinstance(node, ast.Assign)]
+            assigned = [node.lineno for node in assignments if _assigns(node, name)]
             lines[method, name] = min(assigned, default=methods[method].lineno)
     return lines
 
 
-def _assigns(node: ast.AST, name: str) -> bool:
-    if not isinstance(node, ast.Assign):
-        return False
+def _assigns(node: ast.Assign, name: str) -> bool:
     targets = [part for target in node.targets for part in ast.walk(target)]
     return any(isinstance(target, ast.Name) and target.id == name for target in targets)
