@@ -43,6 +43,11 @@ def test_the_headline_names_the_first_difference_and_its_place():
     assert str(report).startswith(said) and f"<b>{said}</b>" in report._repr_html_()
 
 
+def test_the_headline_names_what_is_meant_to_differ():
+    report = StepReport([SAME, MASK, LOSS], [], "RLOO").with_meant(["mask", "loss"])
+    assert report.headline == "no stage differs; meant to differ: mask, loss" and report.kind == "RLOO"
+
+
 def test_text_and_page_say_where_and_how_much():
     report = StepReport([SAME, MASK, LOSS, Stage("advantages", "same", "", 1.5e-7)], [])
     for shown in (" ".join(str(report).split()), report._repr_html_()):

@@ -138,6 +138,8 @@ class StepReport:
             parts = [", ".join(filter(None, [f"first: {different[0].name}", different[0].where]))]
         if len(different) > 1:
             parts.append(f"also different: {', '.join(stage.name for stage in different[1:])}")
+        if meant := [stage.name for stage in self.stages if stage.verdict == "meant"]:
+            parts.append(f"meant to differ: {', '.join(meant)}")
         if self.undecided:
             names = ", ".join(stage.name for stage in self.undecided)
             parts.append(f"{len(self.undecided)} could not be decided: {names}")
