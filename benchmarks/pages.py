@@ -17,6 +17,7 @@ from benchmarks import (
     error_rates,
     evidence,
     false_alarms,
+    gpu,
     public_logs,
     rule_rates,
     trl_tests,
@@ -37,6 +38,7 @@ PAGES: dict[str, Callable[[], Iterable[str]]] = {
     ],
     "attribution.md": attribution.page,
     "check_step_grid.md": check_step_grid.page,
+    "gpu.md": gpu.page,
     "real_weights.md": evidence.page,
 }
 # The tables that a page does not hold itself: files next to the pages of docs/evidence.
@@ -54,6 +56,7 @@ CSVS: dict[str, Callable[[], str]] = {
     "false_alarms.csv": false_alarms.trainings_csv,
     "gemma.csv": evidence.gemma_csv,
     "gemma_stops.csv": evidence.gemma_stops_csv,
+    "gpu.csv": gpu.settings_csv,
     "public_logs.csv": public_logs.logs_csv,
     "smollm2.csv": evidence.smollm2_csv,
 }
