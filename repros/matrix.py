@@ -56,6 +56,7 @@ NOT_SHOWN = {
     "engine_seed": "two runs have to be compared",
     "lora_without_the_seed": "two runs have to be compared",
     "sequence_ratio_is_a_sum": "TRL's definition, which is disputed, is the one that is computed again",
+    "async_divisor": "another trainer",
     "online_dpo_stop_strings": "another trainer",
     "ppo_penalty_looks_for_eos": "another trainer",
     "ppo_runs_past_eos": "another trainer",

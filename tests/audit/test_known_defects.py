@@ -19,6 +19,11 @@ MASK, STRINGS = {"mask_truncated_completions": True}, {"generation_kwargs": {"st
 TOP_P = {"top_p": 0.9}
 LUSPO = {"loss_type": "luspo", "importance_sampling_level": "sequence"}
 CASES = {
+    "async_divisor": (
+        "AsyncGRPO",
+        {"gradient_accumulation_steps": 4},
+        {"gradient_accumulation_steps": 1},
+    ),
     "copied_request_seed": ("GRPO", VLLM | SEED, SEED),
     "dropped_finish_reason": ("RLOO", VLLM | STOP, VLLM),
     "engine_seed": ("OnlineDPO", VLLM, VLLM | {"vllm_mode": "server"}, "GRPO"),

@@ -15,7 +15,7 @@ from ..errors import ParameterError
 from ..extras import packaged
 from ..logs.settings import STOPS, read_arguments
 
-TRAINERS = ("GRPO", "RLOO", "OnlineDPO", "PPO")
+TRAINERS = ("AsyncGRPO", "GRPO", "RLOO", "OnlineDPO", "PPO")
 # What counts where a file does not say; the same in all releases of the table.
 DEFAULTS = {
     "beta": 0.0,
@@ -137,6 +137,8 @@ def _zero_std(s: Settings) -> Met:
 
 # Defect -> the trainers that may have it, and what its settings are.
 MET: dict[str, tuple[Sequence[str], Callable[[Settings], Met]]] = {
+    "async_divisor": (("AsyncGRPO",), lambda s: _if(
+        s["gradient_accumulation_steps"] > 1, s.say("gradient_accumulation_steps"))),
     "copied_request_seed": (_GROUPED, lambda s: _if(
         s.colocate and s.kwargs.get("seed") is not None,
         f"{s.say('use_vllm', 'vllm_mode')}, seed={s.kwargs.get('seed')} in generation_kwargs")),
@@ -226,6 +228,8 @@ def _trainer(value: dict) -> str:
             return name
     if "ppo" in named or "num_ppo_epochs" in value:
         return "PPO"
+    if "max_staleness" in value:
+        return "AsyncGRPO"
     return "OnlineDPO" if "missing_eos_penalty" in value and "max_new_tokens" in value else "GRPO"
 
 
