@@ -432,5 +432,5 @@ def test_the_warning_of_lost_updates_points_to_its_line(tmp_path):
 
 
 def test_check_step_refuses_ppo_in_one_sentence():
-    with pytest.raises(ParameterError, match="PPOTrainer is no GRPOTrainer or RLOOTrainer of TRL"):
+    with pytest.raises(ParameterError, match="PPOTrainer: expected TRL's GRPOTrainer, RLOOTrainer"):
         check_step(object.__new__(PPOTrainer))

@@ -4,13 +4,18 @@ import numpy as np
 import pytest
 import torch
 import trl
-from step_cases import FAULTS, HEALTHY, LORA, PROMPTS, length, make, of_prompt
+from configuration_models import not_images, pictures, seeing
+from step_cases import BASE, FAULTS, HEALTHY, LORA, PROMPTS, length, make, of_prompt
 
 from workbench import attach_watch
 from workbench.errors import ParameterError
 from workbench.watch.check_step import check_step
 
 pytestmark = pytest.mark.slow
+
+
+def text_length(completions, **_):
+    return [float(len(str(completion)) % 3) for completion in completions]
 
 
 @pytest.mark.parametrize("name", HEALTHY)
@@ -120,9 +125,9 @@ def test_a_check_changes_nothing_when_the_step_raises(options, said, tmp_path):
 
 
 def test_what_cannot_be_checked_is_refused(tmp_path):
-    with pytest.raises(ParameterError, match="str is no GRPOTrainer or RLOOTrainer of TRL"):
+    with pytest.raises(ParameterError, match="trainer=str: expected TRL's GRPOTrainer, RLOOTrainer"):
         check_step("trainer")
-    with pytest.raises(ParameterError, match="SFTTrainer is no GRPOTrainer or RLOOTrainer of TRL"):
+    with pytest.raises(ParameterError, match="trainer=SFTTrainer: expected TRL's GRPOTrainer"):
         check_step(trl.SFTTrainer.__new__(trl.SFTTrainer))
     trainer = make(tmp_path)
     trainer.train_dataset = None
@@ -151,6 +156,27 @@ def test_a_watched_trainer_records_nothing_of_a_check(tmp_path):
     assert check_step(trainer).first is None
     trainer.train()
     assert watch.on and len((tmp_path / "record/completions.jsonl").read_text().splitlines()) == 8
+
+
+class OtherImages(trl.GRPOTrainer):
+    def _prepare_inputs(self, inputs):
+        batch = super()._prepare_inputs(inputs)
+        return batch | {"pixel_values": batch["pixel_values"].flip(0)}
+
+
+@pytest.mark.parametrize("family", ["LLaVA", "Qwen2-VL"])
+@pytest.mark.parametrize("cls, verdict", [(trl.GRPOTrainer, "same"), (OtherImages, "different")])
+def test_rows_keep_the_images_they_were_generated_with(family, cls, verdict, tmp_path):
+    parts = seeing(family)
+    fields = BASE | not_images(family) | {"per_device_train_batch_size": 4, "num_generations": 2}
+    args = trl.GRPOConfig(str(tmp_path), **fields)
+    model, processor = parts["model"](), parts["tokenizer"]
+    report = check_step(cls(model, text_length, args, train_dataset=pictures(), processing_class=processor))
+    assert report["images"].verdict == verdict, report
+    assert {s.name for s in report.stages if s.verdict == "different"} == (
+        {"images"} if verdict == "different" else set()
+    )
+    assert "a row alone without them" in report["log-probs"].cause
 
 
 def test_tokens_and_page_show_each_token(tmp_path):

@@ -149,7 +149,7 @@ def test_a_resumed_run_is_recorded_once(tmp_path):
 
 
 def test_another_trainer_is_refused():
-    with pytest.raises(ParameterError, match="expected TRL's GRPOTrainer or RLOOTrainer"):
+    with pytest.raises(ParameterError, match="expected TRL's GRPOTrainer, RLOOTrainer"):
         attach_watch(object(), "folder")
     with pytest.raises(ParameterError, match="trainer=str: expected TRL's"):
         attach_watch("x")

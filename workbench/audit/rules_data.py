@@ -120,7 +120,7 @@ def mixed_groups(log: Log) -> Finding:
     Wrong where: another program wrote the completions in another order.
     """
     if not log.grouped:
-        return absent("This trainer does not compare groups.")
+        return absent("This trainer's completions do not lie in groups of one prompt.")
     if log.groups is None:
         return unknown("Give completions, and num_generations where prompts do not show it.")
     mixed = log.groups["prompts"] > 1
@@ -215,7 +215,7 @@ def duplicate_prompts(log: Log) -> Finding:
     Wrong where: the data repeat prompts on purpose.
     """
     if not log.grouped:
-        return absent("This trainer does not compare groups.")
+        return absent("This trainer's completions do not lie in groups of one prompt.")
     table = log.completions
     if log.groups is None or table is None:
         return unknown("Give completions, and num_generations where prompts do not show it.")

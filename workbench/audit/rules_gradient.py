@@ -127,7 +127,7 @@ def copies(log: Log) -> Finding:
     """
     same = same_texts(log)
     if not log.grouped:
-        return absent("This trainer does not compare groups.")
+        return absent("This trainer's completions do not lie in groups of one prompt.")
     if same is None:
         equal, seed = equal_groups(log), log.facts.get("request_seed")
         if equal is not None and min(np.nanmean(equal), quarters(equal)[0]) < 0.9:
@@ -199,7 +199,7 @@ def wasted_groups(log: Log) -> Finding:
     equal = log.metric("zero_std_share")
     equal = equal_groups(log) if equal is None and of_texts else equal
     if not log.grouped:
-        return absent("This trainer does not group completions by prompt.")
+        return absent("This trainer's completions do not lie in groups of one prompt.")
     if equal is None:
         return unknown("Log frac_reward_zero_std, or give completions.")
     share, rows = float(np.nanmean(equal)), log.completions

@@ -19,6 +19,8 @@ _VLLM_NAMES = OTHER_NAMES | {"max_new_tokens": "max_tokens"}  # transformers' na
 
 def backend_of(args: Any) -> str:
     """`transformers`, `vllm` or `vllm-server`, from a TRL config."""
+    if hasattr(args, "max_staleness"):  # AsyncGRPO's samples on a server alone
+        return "vllm-server"
     if not getattr(args, "use_vllm", False):  # PPO's config has no such field
         return "transformers"
     return "vllm-server" if args.vllm_mode == "server" else "vllm"

@@ -12,7 +12,8 @@ import pandas as pd
 from .completions import generations_in_a_row
 from .names import PART
 
-TRAINERS_WITHOUT_GROUPS = ("PPO", "OnlineDPO")
+# AsyncGRPO compares groups too, but a step may train a part of a group, or several rows of one conversation.
+TRAINERS_WITHOUT_GROUPS = ("PPO", "OnlineDPO", "Distillation", "AsyncGRPO")
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -104,7 +105,7 @@ class Log:
 
     @property
     def grouped(self) -> bool:
-        """Whether the trainer compares completions of one prompt; one that trains a critic does not."""
+        """Whether completions of one prompt lie next to each other, G of them; one that trains a critic has no such groups."""
         critic = self.logged("value_loss")
         return not self.trainer.startswith(TRAINERS_WITHOUT_GROUPS) and (
             critic is None or not np.nanmax(np.abs(critic))

@@ -57,6 +57,7 @@ class StepRecord:
     stale: bool = False  # the generation is one of an earlier update, and the next one replaces it
     reused: bool = False  # a loss took completions that were sampled before an earlier update
     losses: bool = True  # take down losses too
+    step_losses: list[float] = field(default_factory=list)  # what `training_step` returned, of each micro-batch
 
     def forget_generation(self) -> None:
         for part in (
@@ -72,18 +73,21 @@ class StepRecord:
         self.stale = False
 
 
-def record_step(trainer: Any, batch: list[dict] | None = None, reuse: bool = False) -> StepRecord:
+def record_step(
+    trainer: Any, batch: list[dict] | None = None, reuse: bool = False, record: StepRecord | None = None
+) -> StepRecord:
     """Run one update of a trainer on its first batch and leave weights, random state, metrics and record as they were.
 
     With `reuse` it is the update that comes next in the training, on completions that were sampled before an earlier one.
+    A `record` of a kind of its own can be given, to be filled.
 
     Raises:
         RunError: vLLM that does not sample, as one that is closed.
         ParameterError: a trainer without data; a batch that is no whole number of groups.
         Exception: whatever the training itself would raise, as from a reward function.
     """
-    record = StepRecord()
-    size = trainer.num_generations
+    record = StepRecord() if record is None else record
+    size = getattr(trainer, "num_generations", 1)  # a distillation samples once for each prompt
     if batch is not None and (not batch or len(batch) * trainer.accelerator.num_processes % size):
         raise ParameterError(
             f"check_step: batch has {len(batch)} rows, expected {size} (num_generations) for each prompt"
@@ -102,21 +106,26 @@ def record_step(trainer: Any, batch: list[dict] | None = None, reuse: bool = Fal
         for _ in range(steps):
             with trainer.accelerator.autocast():
                 try:
-                    trainer.training_step(model, next(batches), None)
+                    record.step_losses.append(float(trainer.training_step(model, next(batches), None)))
                 except Exception as error:
                     if trainer.args.use_vllm and record.open and len(record.generated) == len(record.outputs):
                         raise RunError(
                             f"check_step: vLLM does not sample ({error!r}): is its engine closed?"
                         ) from error
                     raise
-        record.metrics = {name: list(values) for name, values in trainer._metrics["train"].items()}
-        policy = policy_of(trainer)
-        _take_gradients(trainer, policy, record)
-        if trainer.is_deepspeed_enabled or trainer.is_fsdp_enabled:
-            record.problem = record.problem or "weights that DeepSpeed or FSDP holds in parts"
-        if not record.problem:
-            record.update = step_and_undo(trainer, policy, record.gradients)
+        finish_update(trainer, record)
     return record
+
+
+def finish_update(trainer: Any, record: StepRecord) -> None:
+    """Take down the metrics and gradients of the micro-batches, and what the optimizer makes of these."""
+    record.metrics = {name: list(values) for name, values in trainer._metrics["train"].items()}
+    policy = policy_of(trainer)
+    _take_gradients(trainer, policy, record)
+    if trainer.is_deepspeed_enabled or trainer.is_fsdp_enabled:
+        record.problem = record.problem or "weights that DeepSpeed or FSDP holds in parts"
+    if not record.problem:
+        record.update = step_and_undo(trainer, policy, record.gradients)
 
 
 def _take_gradients(trainer: Any, policy: Any, record: StepRecord) -> None:
@@ -229,6 +238,8 @@ def as_it_was(trainer: Any, reuse: bool = False):
 
 def samples_of_next_step(trainer: Any) -> str:
     """Which completions the coming update trains on: `new`, `reused`, or `both`, where it samples in its middle."""
+    if not hasattr(trainer, "num_iterations"):  # a distillation or AsyncGRPO, which take each completion once
+        return "new"
     every = trainer.args.steps_per_generation * trainer.num_iterations
     place = trainer._step % every
     if trainer._buffered_inputs is None or place == 0:
@@ -363,16 +374,18 @@ class StepListener:
         for each in self._hooks:
             each()
 
-    def _around_loss(self, original: Callable, model: Any, inputs: Any):
+    def _around_loss(self, original: Callable, model: Any, inputs: Any, *args: Any):
         self._scored.clear()
         coefficient = adapted_coefficient(self._trainer)  # the loss moves it on
-        loss = original(model, inputs)
+        loss = original(model, inputs, *args)
         if self._record.losses and self._trainer.model.training:
             self._guarded(self._note_loss, loss, inputs, coefficient)
         return loss
 
     def _note_loss(self, loss: Any, inputs: Any, coefficient: float | None) -> None:
         logps, entropies, *others = self._scored[-1] if self._scored else (None, None)
+        if isinstance(loss, tuple):  # a distillation's, with numbers for the log
+            loss = loss[0]
         generation, value = len(self._record.outputs) - 1, float(loss.detach())
         taken = MicroBatch(_copied(inputs), logps, entropies, value, generation, coefficient, tuple(others))
         self._record.micro_batches.append(taken)

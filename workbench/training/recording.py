@@ -187,7 +187,9 @@ def trainer_settings(trainer: Any) -> dict:
     if not several_turns(trainer):
         limits = (getattr(args, name, None) for name in ("max_completion_length", "max_new_tokens", "response_length"))
         recipe["max_completion_length"] = next((limit for limit in limits if limit is not None), None)
-    rewards = getattr(trainer, "reward_funcs", None) or [trainer.reward_model]  # PPO may have either
+    rewards = getattr(trainer, "reward_funcs", None) or []  # an AsyncGRPOTrainer's are with its worker
+    if not rewards and is_ppo(type(trainer)):
+        rewards = [trainer.reward_model]
     return {
         "trainer": type(trainer).__name__,
         "recipe": recipe,
@@ -212,6 +214,15 @@ def check_steps(name: str, steps: Steps) -> None:
         )
 
 
+def check_kept(trainer: Any) -> None:
+    """Refuse to keep steps of a trainer whose loss takes more than rows with log-probs."""
+    if (kind := kind_of(trainer)) in ("AsyncGRPO", "Distillation"):
+        raise ParameterError(
+            f"record_steps: files of steps hold the rows of GRPO or RLOO, and this trainer is {kind}; "
+            "check_every checks its steps while it trains"
+        )
+
+
 def is_due(step: int, steps: Steps) -> bool:
     """Whether a step is one of `steps`: numbers, or N for the first and every N-th.
 
@@ -229,6 +240,7 @@ class StepRecorder(LiveCallback):
 
     def __init__(self, trainer: Any, record_dir: str | Path, steps: Steps):
         check_steps("record_steps", steps)
+        check_kept(trainer)
         super().__init__(trainer)
         self._kind, self._folder, self._steps = kind_of(trainer), Path(record_dir), steps
         self._record = StepRecord(losses=False)

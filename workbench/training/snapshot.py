@@ -84,7 +84,8 @@ def host_copy(tensor: torch.Tensor) -> torch.Tensor:
 @contextlib.contextmanager
 def modules_restored(trainer: Any) -> Iterator[None]:
     """Restore buffers, modes and plain attributes, such as counters, of a trainer's models: policy, reference, rewards."""
-    named = [trainer.model, getattr(trainer, "ref_model", None), *(getattr(trainer, "reward_funcs", None) or [])]
+    others = [getattr(trainer, name, None) for name in ("ref_model", "teacher_model")]
+    named = [trainer.model, *others, *(getattr(trainer, "reward_funcs", None) or [])]
     modules = [module for model in named if isinstance(model, torch.nn.Module) for module in model.modules()]
     buffers = Snapshot(module._buffers for module in modules)
     plain = [{name: value for name, value in vars(m).items() if isinstance(value, _PLAIN)} for m in modules]

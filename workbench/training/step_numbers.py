@@ -1,5 +1,6 @@
 """What a trainer used in one update, as plain numbers: a `StepRecord` without its padding."""
 
+import dataclasses
 import math
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -11,17 +12,26 @@ from ..errors import ParameterError
 from ..replay.grpo_math import LossRow
 from ..replay.stages import SETTING_STAGES, sampled_tokens
 from ..replay.step import MicroRows, SampledRow, Step, Turn, returned_rewards
+from .record_distillation import DistillationRecord, DivergenceCall
 from .record_step import MicroBatch, StepRecord
 from .rows import eos_ids, policy_of, tokenizer_of, trl_ends
 
+KINDS = {
+    "trl.trainer.grpo_trainer": "GRPO",
+    "trl.trainer.rloo_trainer": "RLOO",
+    "trl.experimental.async_grpo.async_grpo_trainer": "AsyncGRPO",
+    "trl.trainer.distillation_trainer": "Distillation",
+}
+
 
 def kind_of(trainer: Any) -> str:
-    """GRPO or RLOO; raises for any other trainer."""
+    """The kind of a trainer, one of KINDS; raises for any other trainer. Nothing is imported: not every TRL has all."""
     for base in type(trainer).__mro__:
-        if base.__module__ in ("trl.trainer.grpo_trainer", "trl.trainer.rloo_trainer"):
-            return "RLOO" if "rloo" in base.__module__ else "GRPO"
+        if base.__module__ in KINDS:
+            return KINDS[base.__module__]
     raise ParameterError(
-        f"check_step: {type(trainer).__name__} is no GRPOTrainer or RLOOTrainer of TRL, the two that it can check"
+        f"trainer={type(trainer).__name__}: expected TRL's GRPOTrainer, RLOOTrainer, AsyncGRPOTrainer or "
+        "DistillationTrainer, or a child of one"
     )
 
 
@@ -122,6 +132,60 @@ def coarsest_dtype(model: torch.nn.Module) -> str:
     dtypes = {p.dtype for p in model.parameters()} & {torch.float64, torch.float32, torch.float16, torch.bfloat16}
     coarsest = max(dtypes, key=lambda dtype: torch.finfo(dtype).eps, default=torch.float32)
     return str(coarsest).removeprefix("torch.")
+
+
+def distillation_step_of(trainer: Any, record: DistillationRecord) -> Step:
+    """What a DistillationTrainer used; a row's `ref_logps` are the teacher's, its advantage is 0, and rewards are none."""
+    args, pad = trainer.args, tokenizer_of(trainer).pad_token_id
+    deviations, begun = deviations_of(trainer), trainer.state.global_step > 0
+    settings = vars(args) | {"num_generations": 1, "gradient_accumulation_steps": len(record.micro_batches)}
+    if begun:
+        settings |= {name: of_trainer for name, (_, of_trainer) in deviations.items()}
+    calls: list = record.calls
+    if len(calls) != len(record.micro_batches):  # the divergence is another than TRL's
+        calls = [None] * len(record.micro_batches)
+    rows = list(_sampled_rows(trainer, record))
+    return Step(
+        kind="Distillation",
+        dtype="bfloat16" if args.bf16 else "float16" if args.fp16 else coarsest_dtype(policy_of(trainer)),
+        processes=trainer.accelerator.num_processes,
+        rank=trainer.accelerator.process_index,
+        settings=settings,
+        rows=rows,
+        prompts=[row.get("prompt", row) for row in record.inputs],
+        rewards=[],
+        returned=None,
+        advantages=[np.zeros(len(output["completion_mask"])) for output in record.outputs],
+        micro_batches=[
+            _distilled_rows(dataclasses.replace(micro, loss=loss), call, pad)
+            for micro, call, loss in zip(record.micro_batches, calls, record.step_losses, strict=True)
+        ],
+        turns=_turns(trainer, record, rows),
+        metrics={name: sum(values) / len(values) for name, values in record.metrics.items() if values},
+        pad_token_id=pad,
+        deviations=deviations,
+        begun=begun,
+    )
+
+
+def _distilled_rows(micro: MicroBatch, call: DivergenceCall | None, pad: int | None) -> MicroRows:
+    """The rows of a micro-batch without their padding, with both models' log-probs of the sampled tokens."""
+    there = micro.inputs["completion_mask"].bool()
+    inputs = dict(micro.inputs) | {"advantages": torch.zeros(len(there))}
+    plain = micro_rows(dataclasses.replace(micro, inputs=inputs), pad)
+    if call is None:
+        return plain
+    rows = []
+    for i, row in enumerate(plain.rows):
+        ids = micro.inputs["completion_ids"][i][there[i]]
+        student, teacher = (_logps_of(logits, ids) for logits in call.logits(i, there[i]))
+        rows.append(dataclasses.replace(row, logps=student, ref_logps=teacher))
+    return dataclasses.replace(plain, rows=rows)
+
+
+def _logps_of(logits: torch.Tensor, ids: torch.Tensor) -> np.ndarray:
+    """(T,) of the tokens, from (T, V)."""
+    return logits.log_softmax(-1).gather(1, ids[:, None].to(logits.device))[:, 0].double().numpy(force=True)
 
 
 def _sampled_rows(trainer: Any, record: StepRecord) -> Iterator[SampledRow]:

@@ -13,6 +13,7 @@ from accelerate.utils import gather_object
 from ..audit.check import check, checked
 from ..audit.finding import FOUND, NOTE, Finding
 from ..audit.rule import Rule
+from ..errors import ParameterError
 from ..logs.completions import completions_table
 from ..logs.log import Log
 from ..logs.names import steps_table
@@ -20,11 +21,12 @@ from ..logs.settings import facts_of
 from ..replay.report import StepReport, check_meant
 from ..training.callback import LiveCallback, attach_first, say
 from ..training.engine import hook
+from ..training.record_async import RowsTap
 from ..training.record_step import samples_of_next_step
-from ..training.recording import StepRecorder, Steps, check_record_dir, check_steps, is_due
+from ..training.recording import StepRecorder, Steps, check_kept, check_record_dir, check_steps, is_due
 from ..training.step_numbers import kind_of
 from .check_step import check_reused_step, check_step
-from .recorder import Watch, check_watchable
+from .recorder import Watch
 from .sampler_probe import attach_sampler_probe
 from .update_share import UpdateShare
 
@@ -88,17 +90,27 @@ class StepCheck(LiveCallback):
         check_steps("check_every", every)
         self._meant = check_meant(meant)
         super().__init__(trainer, every)
-        kind_of(trainer)
         self.reports: dict[int, StepReport] = {}
         self._tell, self._told = tell, set[str]()
         self._batch: Any = None
         self._sampled: tuple[int, StepReport | None] = 0, None  # the step of the generation in use, and its report
-        self._hooks = [hook(trainer, "get_batch_samples", self._around_batches)]
+        self._tap: RowsTap | None = None  # notes the rows of a trainer that takes them from a queue
+        if kind_of(trainer) == "AsyncGRPO":
+            if trainer.accelerator.num_processes > 1:
+                raise ParameterError(
+                    "check_every: an AsyncGRPOTrainer is checked in one process; this training has several"
+                )
+            self._tap = RowsTap(trainer, self.guarded)
+            self._hooks.append(self._tap.off)
+        self._hooks.append(hook(trainer, "get_batch_samples", self._around_batches))
         trainer.add_callback(self)
 
     def _around_batches(self, original: Callable, *args: Any, **kwargs: Any):
         result = original(*args, **kwargs)
-        self._batch = result[0][0] if result[0] else None
+        if self._tap is not None:
+            self._batch = self.guarded(self._tap.update, *result)
+        else:
+            self._batch = result[0][0] if result[0] else None
         return result
 
     def on_step_begin(self, args: Any, state: Any, control: Any, **_: Any):
@@ -151,7 +163,8 @@ def attach_watch(
     logs `update/moved`, the share of the weights that an optimizer step changes (`workbench.watch.UpdateShare`).
 
     Args:
-        trainer: TRL's GRPOTrainer or RLOOTrainer, or a subclass of one; attach the watch before `train()`.
+        trainer: TRL's GRPOTrainer, RLOOTrainer, AsyncGRPOTrainer or DistillationTrainer, or a subclass of one; attach the
+            watch before `train()`.
         record_dir: folder of the record; default `_watch` in the trainer's `output_dir`. A push to the hub leaves it out.
         every: number of steps from one check of the rules to the next; default 1, more where checks would take over 1% of the
             time.
@@ -172,7 +185,9 @@ def attach_watch(
     """
     if os.environ.get("WORKBENCH_WATCH") == "0":
         return None
-    check_watchable(trainer)
+    kind = kind_of(trainer)
+    if record_steps is not None:
+        check_kept(trainer)
     folder = Path(trainer.args.output_dir) / "_watch" if record_dir is None else Path(record_dir)
     check_record_dir(folder)
     for name, steps in (("record_steps", record_steps), ("check_every", check_every)):
@@ -192,7 +207,7 @@ def attach_watch(
 
     watch = Watch(trainer, folder, look, tokens=tokens, every=every)
     attach_first(trainer, UpdateShare(every))
-    if trainer.args.use_vllm and trainer.args.vllm_mode == "colocate":
+    if kind in ("GRPO", "RLOO") and trainer.args.use_vllm and trainer.args.vllm_mode == "colocate":
         attach_sampler_probe(trainer)
     if record_steps is not None:
         StepRecorder(trainer, folder, record_steps)

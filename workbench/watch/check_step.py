@@ -4,9 +4,13 @@ from collections.abc import Sequence
 from typing import Any
 
 from ..replay.report import StepReport, check_meant
+from ..training.record_async import record_async_step
+from ..training.record_distillation import record_distillation_step
 from ..training.record_step import record_step
 from ..training.snapshot import modules_restored
 from ..training.step_numbers import kind_of, step_of
+from .async_judge import AsyncJudge
+from .distillation_judge import DistillationJudge
 from .judge import Judge
 
 
@@ -26,8 +30,10 @@ def check_step(trainer: Any, batch: list[dict] | None = None, meant: Sequence[st
     alone, and two forward passes of the step's batches.
 
     Args:
-        trainer: TRL's `GRPOTrainer` or `RLOOTrainer`, the workbench's, or a subclass; before or after training.
-        batch: rows of the data set: as many as one generation takes. Default: the first batch of the trainer's own data.
+        trainer: TRL's `GRPOTrainer`, `RLOOTrainer`, `DistillationTrainer` or `AsyncGRPOTrainer` (TRL 1.16), the workbench's, or
+            a subclass; before or after training.
+        batch: rows of the data set: as many as one generation takes. Default: the first batch of the trainer's own data. For
+            an AsyncGRPOTrainer, rows as TRL's `RolloutSample`, again from the first one until they fill an update.
         meant: stages at which your subclass means to differ, such as `("rewards",)`. Where one differs its verdict is `meant`,
             and `report.first` passes it over. The stages after it are judged from what was used.
 
@@ -37,6 +43,9 @@ def check_step(trainer: Any, batch: list[dict] | None = None, meant: Sequence[st
         (the loss takes the rows as they were generated), `log-probs` (each row alone, unpadded), `reference`, `mismatch` (the
         log-probs that vLLM or a rollout function gives), `ratios` and `loss` (also for ratios that a later update meets),
         `correction`, `gradient` (also against how far the loss moves with the weights), `update`, `metrics`.
+        A distillation has `teacher` in place of rewards, advantages and ratios. An AsyncGRPOTrainer's `batches` and `mask`
+        say what each packed row sees and trains; its server's ends and rewards cannot be seen. Rows with images have
+        `images` (the loss takes a row's own), and what a row alone would show is not known.
         Their verdicts: `same`, `rounding`, `different`, `cannot tell`, `meant`. A setting of the trainer that is not what its
         `args` say is named at the stage that it decides.
 
@@ -51,6 +60,14 @@ def check_step(trainer: Any, batch: list[dict] | None = None, meant: Sequence[st
         Exception: any error of the step itself, for example in a reward function; the trainer is then unchanged, too.
     """
     kind, names = kind_of(trainer), check_meant(meant)
+    if kind == "AsyncGRPO":
+        update = record_async_step(trainer, batch)
+        with modules_restored(trainer):
+            return AsyncJudge(trainer, update).report().with_meant(names)
+    if kind == "Distillation":
+        distilled = record_distillation_step(trainer, batch)
+        with modules_restored(trainer):
+            return DistillationJudge(trainer, distilled).report().with_meant(names)
     record = record_step(trainer, batch)
     with modules_restored(trainer):  # the models score each row once more
         return Judge(trainer, step_of(trainer, kind, record), record).report().with_meant(names)

@@ -12,7 +12,7 @@ import torch
 from ..consistency.logits import without_autocast
 from ..consistency.padding import evaluating, logits_of, model_inputs
 from ..replay.batches import check_batches
-from ..replay.grpo_math import LossRow
+from ..replay.grpo_math import Loss, LossRow
 from ..replay.report import Stage, StepReport
 from ..replay.stages import (
     SAME,
@@ -31,12 +31,13 @@ from ..training.rows import policy_of, tokenizer_of
 from ..training.step_numbers import router_coefficient, router_loss_of, step_of
 from .causes import RowAlone, cause_of_copies, cause_of_logprobs, cause_of_sampling, shifted
 from .finite_difference import check_by_moving
+from .images import check_images, has_images, unknown_with_images
 from .off_policy import ask_off_policy, stages_with_answers
 from .update_stage import update_stage
 
 _FAR = 5.0  # standard errors, beyond which tokens were not sampled from what is scored
 _NEAR, _NOT_NEAR = 0.05, 0.5  # nats a token between sampler and trainer: as of bf16; more than any precision gives
-_COPIES = -30.0  # log-probability below which equal completions of a group are no chance
+COPIES = -30.0  # log-probability below which equal completions of a group are no chance
 _FEW = 1e-3  # share of trained parameters below which a model without an adapter is asked about
 # Stages that a step has decided when it samples; the second line may be missing in a step.
 _OF_GENERATION = ("sampling", "ends", "mask", "rewards", "advantages")
@@ -62,7 +63,7 @@ class Judge:
         self.trainer, self.step, self.record = trainer, step, record
         self.policy, self.tokenizer = policy_of(trainer), tokenizer_of(trainer)
         self.temperature = step.settings["temperature"]
-        self.losses = losses_of(step)
+        self.losses = self._losses()
         self.alone: dict[tuple, _Alone] = {}  # by prompt and completion
         self.gradients = self._score_and_differentiate()
         with evaluating(self.policy), without_autocast(self.policy):  # rows that the loss leaves out were sampled too
@@ -97,11 +98,20 @@ class Judge:
         return [ratios, correction, loss, self.gradient(loss), update]
 
     def _report(self, stages: Sequence[Stage | None]) -> StepReport:
+        present = [stage for stage in stages if stage]
+        if has_images(self.record):
+            present = [unknown_with_images(stage) for stage in present]
+            place = next((i + 1 for i, stage in enumerate(present) if stage.name == "batches"), len(present))
+            present.insert(place, check_images(self.record))
         return StepReport(
-            with_deviations(self.step, stages),
+            with_deviations(self.step, present),
             checked_rows(self.step, self.losses, self.tokenizer.decode, self._logps_alone),
             self.step.kind,
         )
+
+    def _losses(self) -> list[Loss | None]:
+        """The loss of each micro-batch by its definition."""
+        return losses_of(self.step)
 
     def _logps_alone(self, prompt: list[int], ids: list[int]) -> np.ndarray:
         return self.alone[text_key(prompt, ids)].logps if ids else np.zeros(0)
@@ -211,7 +221,7 @@ class Judge:
         for group in groups:
             keys = {text_key(self.step.rows[i].prompt_ids, self.step.rows[i].ids) for i in group}
             alone = self.alone.get(next(iter(keys)))
-            if len(keys) == 1 and alone and (size - 1) * float(alone.logps.sum()) < _COPIES:
+            if len(keys) == 1 and alone and (size - 1) * float(alone.logps.sum()) < COPIES:
                 copies.append([*group])
         return copies
 
@@ -311,6 +321,14 @@ class Judge:
         again = Judge(self.trainer, step_of(self.trainer, self.step.kind, record), record)
         stage = again._moved(again._gradient(loss))
         return replace(stage, cause=f"compared without dropout ({', '.join(dropouts)}): {stage.cause}")
+
+    def gradient_of_other_trainers(self, loss: Stage) -> Stage:
+        """Whether the gradient is that of the loss, of a trainer whose passes are not run again without dropout."""
+        stage, dropouts = self._gradient(loss), dropouts_of(self.policy)
+        if stage.verdict == "different" and dropouts:
+            cause = f"the model has dropout ({', '.join(dropouts)}), which is on while it trains: {stage.cause}"
+            return replace(stage, verdict="cannot tell", cause=cause)
+        return stage
 
     def _gradient(self, loss: Stage) -> Stage:
         if loss.verdict == "cannot tell":

@@ -13,7 +13,6 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
-import trl
 
 from ..errors import ParameterError, warn_user
 from ..generation.preflight import backend_of, check_generation_kwargs
@@ -22,6 +21,7 @@ from ..runs.completions import TOKENS, save_tokens
 from ..runs.files import json_lines, write_text
 from ..training.callback import LiveCallback, say
 from ..training.engine import finish_reasons, hook, hook_requests
+from ..training.record_async import RowsTap, TakenRow
 from ..training.recording import Recorder
 from ..training.rows import (
     Generation,
@@ -36,6 +36,7 @@ from ..training.rows import (
     tokenizer_of,
     weighted_sums,
 )
+from ..training.step_numbers import KINDS, kind_of
 from ..training.updates import warn_before_training
 
 _KEPT = 2000  # rows from the start, and as many from the end, that the rules see
@@ -80,6 +81,8 @@ class Watch(LiveCallback):
         self._look_s, self._loaded = 0.0, False
         self._reasons: list[str] = []  # the engine's, of this generation
         self._generated: tuple = ()
+        self._prompts: Sequence = ()  # of a distillation's generation
+        self._tap: RowsTap | None = None  # of a trainer that takes its rows from a queue
         self._extra: Counter[str] = Counter()  # values that reward functions logged of this generation, by column
         if self.on:
             self.guarded(self._install_hooks)
@@ -97,11 +100,17 @@ class Watch(LiveCallback):
             self.recorder.close()
 
     def _install_hooks(self) -> None:
+        self._kind = kind_of(self._trainer)
+        if self._kind == "AsyncGRPO":
+            self._tap = RowsTap(self._trainer, self.guarded)
+            self._hooks = [self._tap.off, hook(self._trainer, "get_batch_samples", self._on_batches)]
+            return
         self._hooks = [
             hook(self._trainer, "_generate", self._on_generate),
             hook(self._trainer, "_generate_and_score_completions", self._on_scored),
-            hook(self._trainer, "_log_completion_extra", self._on_extra),
         ]
+        if hasattr(self._trainer, "_log_completion_extra"):
+            self._hooks.append(hook(self._trainer, "_log_completion_extra", self._on_extra))
         if self._trainer.use_vllm:
             self._hooks.append(hook_requests(self._trainer.vllm_generation, self._on_engine))
 
@@ -111,7 +120,8 @@ class Watch(LiveCallback):
             return
         warn_before_training(self._trainer)
         try:
-            check_generation_kwargs(self._trainer.args.generation_kwargs or {}, backend_of(self._trainer.args))
+            options = getattr(self._trainer.args, "generation_kwargs", None) or {}
+            check_generation_kwargs(options, backend_of(self._trainer.args))
         except ParameterError as error:
             warn_user(f"{error}. TRL ignores the option, without an error.")
 
@@ -120,8 +130,25 @@ class Watch(LiveCallback):
         self.guarded(lambda: self._reasons.extend(finish_reasons(answer)))
         return answer
 
+    def _on_batches(self, original: Callable, *args: Any, **kwargs: Any):
+        """Record the rows of the update that the loop has just collected."""
+        result = original(*args, **kwargs)
+        self.guarded(self._keep_taken, *result)
+        return result
+
+    def _keep_taken(self, batches: Sequence, items: Any) -> None:
+        update = self._tap.update(batches, items) if self._tap is not None else None
+        rows = [row for batch in update.batches for row in batch.rows] if update is not None else []
+        if not rows:
+            return
+        step = self._trainer.state.global_step + 1
+        self._add((step, taken_columns(rows)), len(rows))
+        if self._tokens:
+            self._token_rows.append((step, taken_tokens(rows)))
+
     def _on_generate(self, original: Callable, *args: Any, **kwargs: Any):
         self._reasons, self._extra = [], Counter()
+        self._prompts = args[0] if args else ()
         self._generated = original(*args, **kwargs)
         return self._generated
 
@@ -141,11 +168,23 @@ class Watch(LiveCallback):
         """The rows of one generation, of all processes as TRL gathered them."""
         trainer, step = self._trainer, self._trainer.state.global_step + 1
         prompt_ids, completion_ids = ([list(ids) for ids in rows] for rows in self._generated[:2])
-        count, ends = len(trainer._logs["prompt"]), dict[str, list]()
+        distills = self._kind == "Distillation"  # it logs no completions and gathers none
+        count, ends = len(completion_ids) if distills else len(trainer._logs["prompt"]), dict[str, list]()
         if len(completion_ids) == count:  # else other processes have rows whose ids are not known here
             ends = self._end_columns(completion_ids, self._generated[2] if len(self._generated) > 3 else None)
         processes = trainer.accelerator.num_processes
-        generation = step, logged_rows(trainer, ends, {name: n * processes for name, n in self._extra.items()})
+        if distills:
+            texts = [tokenizer_of(trainer).decode(ids, skip_special_tokens=True) for ids in completion_ids]
+            rows = {"prompt": [text_of(prompt) for prompt in self._prompts], "completion": texts} | ends
+        else:
+            rows = logged_rows(trainer, ends, {name: n * processes for name, n in self._extra.items()})
+        self._add((step, rows), count)
+        if self._tokens:
+            rows = token_columns(trainer, prompt_ids, completion_ids)
+            self._token_rows.append((step, rows | _logprobs(scored, [len(ids) for ids in completion_ids])))
+
+    def _add(self, generation: Generation, count: int) -> None:
+        """Keep the rows of a generation until they are written, and those of the first and last ones for the rules."""
         self._rows.append(generation)
         if len(self._first) * count < _KEPT:
             self._first.append(generation)
@@ -153,9 +192,6 @@ class Watch(LiveCallback):
             self._last.append(generation)
             if (len(self._last) - 1) * count >= _KEPT:
                 self._last.popleft()
-        if self._tokens:
-            rows = token_columns(trainer, prompt_ids, completion_ids)
-            self._token_rows.append((step, rows | _logprobs(scored, [len(ids) for ids in completion_ids])))
 
     def _end_columns(self, rows: list[list[int]], own_tokens: Sequence | None) -> dict[str, list]:
         """What is known of each row's end; of rows that TRL did not sample in one turn, only what TRL takes it for."""
@@ -226,10 +262,33 @@ class Watch(LiveCallback):
         self._rows, self._token_rows = [], []
 
 
-def check_watchable(trainer: Any) -> None:
-    """Refuse what is no trainer of a kind that can be watched."""
-    if not isinstance(trainer, trl.GRPOTrainer | trl.RLOOTrainer):
-        raise ParameterError(f"trainer={type(trainer).__name__}: expected TRL's GRPOTrainer or RLOOTrainer, or a child")
+def taken_columns(rows: Sequence[TakenRow]) -> dict[str, list]:
+    """The rows that an AsyncGRPOTrainer took from its queue for one update, as columns of completions."""
+    samples = [row.sample for row in rows]
+    names = dict.fromkeys(name for sample in samples for name in sample.metrics if name.startswith("rewards/"))
+    rewards = {name.removeprefix("rewards/"): [sample.metrics.get(name) for sample in samples] for name in names}
+    columns: dict[str, list] = {
+        "prompt": [text_of(sample.prompt) for sample in samples],
+        "completion": [text_of(sample.completion) for sample in samples],
+        "completion_tokens": [int(np.sum(sample.completion_mask)) for sample in samples],
+        "group": [sample.group_id for sample in samples],
+        "staleness": [row.staleness for row in rows],
+        "reward": [sample.metrics.get("reward") for sample in samples],
+        "advantage": [sample.advantage for sample in samples],
+    }
+    return add_reward_columns(columns, rewards)
+
+
+def taken_tokens(rows: Sequence[TakenRow]) -> dict[str, list]:
+    """Their tokens: a completion begins at the first token that trains, with the tokens of tools in it."""
+    starts = [max(1, int(np.argmax(row.sample.completion_mask))) for row in rows]
+    pairs = [*zip((row.sample for row in rows), starts, strict=True)]
+    return {
+        "row": list(range(len(rows))),
+        "prompt_ids": [sample.input_ids[:start].tolist() for sample, start in pairs],
+        "completion_ids": [sample.input_ids[start:].tolist() for sample, start in pairs],
+        "sampler_logprobs": [np.asarray(sample.old_log_probs[start:], dtype=np.float32) for sample, start in pairs],
+    }
 
 
 def _table(made: Sequence[StepRows]) -> pd.DataFrame:
@@ -275,7 +334,7 @@ def logged_rows(trainer: Any, ends: dict[str, list], extra: Mapping[str, int]) -
 
 def samples_as_trl(trainer: Any) -> bool:
     """Whether rows come from TRL's own sampling in one turn: of a child's own, lengths do not say how they ended."""
-    base = trl.RLOOTrainer if isinstance(trainer, trl.RLOOTrainer) else trl.GRPOTrainer
+    base = next(each for each in type(trainer).__mro__ if each.__module__ in KINDS)
     methods = ("_generate", "_generate_single_turn")
     return not several_turns(trainer) and all(getattr(type(trainer), name) is getattr(base, name) for name in methods)
 
