@@ -7,6 +7,8 @@ vLLM the engine samples in this process. With `--out` a cell that the file has a
 """
 
 import contextlib
+import functools
+import importlib.util
 import json
 import os
 import subprocess
@@ -85,6 +87,63 @@ def cells() -> dict[str, dict[str, Any]]:
     return made
 
 
+def async_cells() -> dict[str, dict[str, Any]]:
+    """Return 30 settings of AsyncGRPO: `rows` are arguments of `samples` of the tests, the others fields of its config."""
+    made: dict[str, dict[str, Any]] = {}
+    whole = {"gradient_accumulation_steps": 1, "per_device_train_batch_size": 8}
+    kinds: dict[str, dict[str, Any]] = {
+        "fp32": {},
+        "bf16": BF16,
+        "recomputed": RECOMPUTED,
+        "one-sided": {"epsilon_high": 0.4},
+    }
+    kinds |= {"narrow clip": {"epsilon": 0.05}, "budget": {"token_budget": 120}}
+    ages: dict[str, dict[str, Any]] = {"newest": {}, "two ages": {"versions": (2, 1), "now": 2}}
+    ages |= {"turns": {"turns": 2}, "forks": {"turns": 2, "fork": True}, "old": {"versions": (0,), "now": 1, "seed": 3}}
+    for age, rows in ages.items():
+        for kind, fields in kinds.items():
+            made[f"AsyncGRPO, {age}, {kind}"] = {"trainer": "AsyncGRPO", "rows": rows} | whole | fields
+    return made
+
+
+def distillation_cells() -> dict[str, dict[str, Any]]:
+    """Return 10 settings of distillation."""
+    made: dict[str, dict[str, Any]] = {}
+    for beta in (0.0, 0.1, 0.5, 0.9, 1.0):
+        made[f"distillation, beta {beta:g}"] = {"trainer": "Distillation", "beta": beta}
+    halves = {"gradient_accumulation_steps": 2, "per_device_train_batch_size": 4}
+    made["distillation, accumulated"] = {"trainer": "Distillation"} | halves
+    made["distillation, bf16"] = {"trainer": "Distillation"} | BF16
+    made["distillation, temperature 0.7"] = {"trainer": "Distillation", "temperature": 0.7, "beta": 0.5}
+    made["distillation, recomputed"] = {"trainer": "Distillation"} | RECOMPUTED
+    made["distillation, padded to 16"] = {"trainer": "Distillation", "pad_to_multiple_of": 16} | halves
+    return made
+
+
+@functools.cache
+def _helper(name: str) -> Any:
+    """A module of the tests' helpers."""
+    spec = importlib.util.spec_from_file_location(name, ROOT / "tests" / "helpers" / f"{name}.py")
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def measure_elsewhere(options: dict[str, Any], folder: str) -> dict:
+    """Run a cell of AsyncGRPO or of a distillation, with the stand-ins for server and GPU kernel that the tests have."""
+    fields = {name: value for name, value in options.items() if name not in ("trainer", "rows")}
+    if options["trainer"] == "Distillation":
+        trainer, batch = _helper("distillation_cases").make(folder, **fields), None
+    else:
+        cases = _helper("async_cases")
+        batch = cases.samples(**options["rows"])
+        trainer = cases.make(folder, version=options["rows"].get("now", 0), **fields)
+    began = time.monotonic()
+    report = check_step(trainer, batch=batch)
+    return row_of(report) | {"seconds": round(time.monotonic() - began, 2)}
+
+
 def build(options: dict[str, Any], folder: str) -> Any:
     """Build the trainer of a cell."""
     fields = BASE | options
@@ -109,6 +168,8 @@ def row_of(report: StepReport) -> dict:
 def measure(options: dict[str, Any]) -> dict:
     """Run a cell: the verdicts of its stages, and the seconds of the check."""
     with tempfile.TemporaryDirectory() as folder:
+        if options.get("trainer") in ("AsyncGRPO", "Distillation"):
+            return measure_elsewhere(options, folder)
         if options.get("processes", 1) > 1:
             return _in_processes(options, folder)
         trainer = build(options, folder)
@@ -143,7 +204,7 @@ def check_in_a_process(options: dict[str, Any], folder: str) -> None:
 
 
 def main() -> None:
-    made = cells()
+    made = cells() | async_cells() | distillation_cells()
     options = parser(__doc__, only=[""], process_of="", folder="").parse_args()
     use_one_thread()
     if options.process_of:
