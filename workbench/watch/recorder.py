@@ -183,7 +183,7 @@ class Watch(LiveCallback):
             rows = token_columns(trainer, prompt_ids, completion_ids)
             self._token_rows.append((step, rows | _logprobs(scored, [len(ids) for ids in completion_ids])))
 
-    def _add(self, generation: Generation, count: int) -> None:
+    def _add(self, generation: tuple[int, dict[str, list]], count: int) -> None:
         """Keep the rows of a generation until they are written, and those of the first and last ones for the rules."""
         self._rows.append(generation)
         if len(self._first) * count < _KEPT:
