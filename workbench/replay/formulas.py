@@ -16,8 +16,10 @@ FORMULAS = {
     "rewards": "replay.stages.check_rewards",
     "advantages": "replay.grpo_math.group_advantages",
     "batches": "replay.batches.check_batches",
+    "images": "watch.images.check_images",
     "log-probs": "watch.judge.Judge.logprobs",
     "reference": "watch.judge.Judge.reference",
+    "teacher": "watch.distillation_judge.DistillationJudge.teacher",
     "mismatch": "watch.judge.Judge.mismatch",
     "ratios": "replay.stages.check_ratios",
     "correction": "replay.grpo_math.sampler_correction",
@@ -26,7 +28,22 @@ FORMULAS = {
     "update": "watch.update_stage.update_stage",
     "metrics": "replay.stages.check_metrics",
 }
-_OF_RLOO = {"advantages": "replay.grpo_math.leave_one_out_advantages", "loss": "replay.grpo_math.rloo_loss"}
+# Kind of trainer -> stages that it defines in another way.
+_OF_KIND = {
+    "RLOO": {"advantages": "replay.grpo_math.leave_one_out_advantages", "loss": "replay.grpo_math.rloo_loss"},
+    "AsyncGRPO": {
+        "mask": "replay.packed.check_packed_mask",
+        "advantages": "replay.packed.check_queued_advantages",
+        "batches": "replay.packed.check_packing",
+        "ratios": "replay.packed.check_old_logps",
+        "loss": "replay.packed.check_update_loss",
+        "metrics": "replay.packed.check_packed_metrics",
+    },
+    "Distillation": {
+        "loss": "replay.distillation.divergence",
+        "metrics": "replay.distillation.check_distilled_metrics",
+    },
+}
 # Stage -> the method of TRL's trainer, and the name that it assigns there. The update is the work of transformers.
 _OF_TRL = {
     "sampling": ("_generate_single_turn", ""),
@@ -52,15 +69,14 @@ def formula_of(stage: str, kind: str = "GRPO") -> str:
 
     Args:
         stage: its name in a report.
-        kind: of the trainer, GRPO or RLOO.
+        kind: of the trainer: GRPO, RLOO, AsyncGRPO or Distillation.
 
     Example:
         >>> formula_of("loss"), formula_of("loss", "RLOO")
         ('replay.grpo_math.grpo_loss', 'replay.grpo_math.rloo_loss')
     """
-    if kind == "RLOO" and stage in _OF_RLOO:
-        return _OF_RLOO[stage]
-    return FORMULAS.get(stage, "")
+    own = _OF_KIND.get(kind, {})
+    return own.get(stage, FORMULAS.get(stage, ""))
 
 
 def trl_line(stage: str, kind: str = "GRPO") -> str:
