@@ -57,7 +57,9 @@ def test_results_hold_commit_versions_and_date(path):
     for one in found.get("rows", {}).values() or found.get("trainings") or [found]:
         here = one.get("environment") or one.get("made") or one["settings"]["environment"]
         text = made_with({"environment": here, "stored_in": one.get("stored_in", {})})
-        assert all(word in text for word in ("TRL 1.", "transformers 5.", "vLLM", "torch", "workbench 0.", "2026-"))
+        words = ["TRL 1.", "transformers 5.", "torch", "workbench 0.", "2026-"]
+        assert all(word in text for word in words)
+        assert "vLLM" in text or path.name == "gpu.json"  # that machine has none
         assert "commit " in text or "stored in " in text
 
 
