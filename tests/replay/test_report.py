@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from conftest import ROOT
+from conftest import ROOT, need
 
 from workbench.replay import formulas
 from workbench.replay.formulas import FORMULAS, formula_of, trl_line
@@ -104,9 +104,9 @@ WITHOUT_A_LINE = {
 }
 
 
-@pytest.mark.skipif(not find_spec("trl"), reason="needs TRL")
 @pytest.mark.parametrize("kind", ["GRPO", "RLOO"])
 def test_a_stage_leads_to_the_line_of_the_installed_trl(kind):
+    need(find_spec("trl"), "TRL")
     folder = Path(find_spec("trl").origin).parent / "trainer"
     lines = (folder / f"{kind.lower()}_trainer.py").read_text().splitlines()
     for stage in STAGES:
