@@ -46,7 +46,7 @@ FOR_ANOTHER_CAUSE = {
     "tests/test_whole_run.py",
     "tests/audit/test_corpus.py", "tests/experiments/instruments/test_attribution.py", "tests/experiments/test_recipes.py",
     "tests/training/test_sync_on_cpu.py",
-    "tests/training/test_what_is_tested.py", "tests/watch/test_async.py",
+    "tests/training/test_what_is_tested.py",
 }  # fmt: skip
 
 

@@ -8,9 +8,6 @@ from unittest import mock
 import numpy as np
 import pytest
 import torch
-
-pytest.importorskip("trl.experimental.async_grpo.packing", reason="rows are packed from TRL 1.16 on")
-
 from async_cases import AsyncGRPOTrainer, async_grpo_trainer, make, packing, samples
 
 from workbench import attach_watch, audit_run, check_step

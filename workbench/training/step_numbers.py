@@ -115,7 +115,7 @@ def router_coefficient(trainer: Any) -> float:
 
 def _router_losses(trainer: Any, kind: str, record: StepRecord) -> list[float]:
     """What a router's auxiliary loss adds to the loss of each micro-batch; none where no scoring returned one."""
-    if not all(router_loss_of(micro) is not None for micro in record.micro_batches):
+    if not record.micro_batches or any(router_loss_of(micro) is None for micro in record.micro_batches):
         return []
     divisor = 1 if kind == "RLOO" else len(record.micro_batches)  # TRL's RLOO divides the whole loss afterwards
     factor = router_coefficient(trainer) / divisor

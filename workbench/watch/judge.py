@@ -140,8 +140,10 @@ class Judge:
 
     def _differentiate_routers(self) -> None:
         """Add the gradient of a router's auxiliary loss, which is that of a whole micro-batch."""
+        if not self.step.router_losses:
+            return
         factor = router_coefficient(self.trainer) / len(self.step.micro_batches)
-        for micro in self.record.micro_batches if self.step.router_losses else ():
+        for micro in self.record.micro_batches:
             if router_loss_of(micro) is None or not factor:
                 continue
             parts = [[micro.inputs[f"{part}_{kind}"] for part in ("prompt", "completion")] for kind in ("ids", "mask")]
