@@ -1,4 +1,4 @@
-"""The workbench's errors: each is also the standard error that fits, so `except ValueError` keeps working. And its warnings."""
+"""The workbench's errors: each is also the standard error that fits, so `except ValueError` keeps working; and warnings."""
 
 import difflib
 import sys
@@ -34,9 +34,8 @@ def warn_user(text: str) -> None:
     frame = sys._getframe(1)
     while frame.f_back is not None and _top_module(frame.f_globals) in _NOT_THE_USERS:
         frame = frame.f_back
-    registry = frame.f_globals.setdefault(
-        "__warningregistry__", {}
-    )  # where Python notes what it has said at which line
+    # Python notes here what it has said at which line.
+    registry = frame.f_globals.setdefault("__warningregistry__", {})
     module = frame.f_globals.get("__name__")
     warnings.warn_explicit(text, UserWarning, frame.f_code.co_filename, frame.f_lineno, module, registry)
 

@@ -1,4 +1,4 @@
-"""What an installation has: which extra brings which library, errors that say so, and where data and notebooks are."""
+"""The installation: the libraries of each extra, errors for missing ones, and the folders of data and notebooks."""
 
 from collections.abc import Callable
 from pathlib import Path

@@ -5,6 +5,7 @@ from typing import Any
 import torch
 from datasets import Dataset
 from peft import LoraConfig
+from step_cases import losing_a_gradient
 from transformers import AutoModelForCausalLM
 from trl import DistillationConfig, DistillationTrainer
 
@@ -108,15 +109,6 @@ class ColdSampler(DistillationTrainer):
         return super()._generate(prompts)
 
 
-class LostGradient(DistillationTrainer):
-    def training_step(self, model, *args):
-        loss = super().training_step(model, *args)
-        for name, parameter in model.named_parameters():
-            if "layers.0." in name:
-                parameter.grad.zero_()
-        return loss
-
-
 class OtherMetric(DistillationTrainer):
     def compute_loss(self, *args, **kwargs):
         loss = super().compute_loss(*args, **kwargs)
@@ -136,6 +128,6 @@ FAULTS: dict[str, tuple[dict[str, Any], str, str]] = {
     "other direction": ({"cls": OtherDirection}, "loss", "beta=1 (reverse KL) gives another loss"),
     "twice the loss": ({"cls": TwiceTheLoss}, "loss", "2 times as much"),
     "means of micro-batches": ({"cls": MicroBatchMeans, **TWO}, "loss", "gives another loss"),
-    "gradient": ({"cls": LostGradient}, "gradient", "layers.0."),
+    "gradient": ({"cls": losing_a_gradient(DistillationTrainer)}, "gradient", "layers.0."),
     "metric": ({"cls": OtherMetric}, "metrics", "entropy is logged as"),
 }

@@ -127,13 +127,18 @@ class OtherMetric(trl.GRPOTrainer):
         return output
 
 
-class LostGradient(trl.GRPOTrainer):
-    def training_step(self, model, *args):
-        loss = super().training_step(model, *args)
-        for name, parameter in model.named_parameters():
-            if "layers.0." in name:
-                parameter.grad.zero_()
-        return loss
+def losing_a_gradient(trainer):
+    """A child of a trainer that zeroes the gradient of one layer."""
+
+    class LostGradient(trainer):
+        def training_step(self, model, *args):
+            loss = super().training_step(model, *args)
+            for name, parameter in model.named_parameters():
+                if "layers.0." in name:
+                    parameter.grad.zero_()
+            return loss
+
+    return LostGradient
 
 
 def in_bf16():
@@ -157,7 +162,7 @@ FAULTS: dict[str, tuple[dict[str, Any], str, str]] = {
     "old log-probs": ({"cls": OtherOldLogps}, "ratios", "scores it in two ways"),
     "metric": ({"cls": OtherMetric}, "metrics", "reward"),
     "loss": ({"cls": TwiceTheLoss}, "loss", "2 times as much"),
-    "gradient": ({"cls": LostGradient}, "gradient", "layers.0."),
+    "gradient": ({"cls": losing_a_gradient(trl.GRPOTrainer)}, "gradient", "layers.0."),
     "clipped away": ({"optim": "sgd", "max_grad_norm": 1e-9}, "update", "max_grad_norm=1e-09 cuts a gradient"),
     "lost to bf16": ({"model": in_bf16, "learning_rate": 1e-6}, "update", "the rounding of bfloat16 weights loses"),
 }

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 from async_cases import AsyncGRPOTrainer, async_grpo_trainer, make, packing, samples
+from step_cases import losing_a_gradient
 
 from workbench import attach_watch, audit_run, check_step
 from workbench.errors import ParameterError
@@ -117,15 +118,6 @@ class LosesRows(AsyncGRPOTrainer):
             return super().get_train_dataloader()
 
 
-class LostGradient(AsyncGRPOTrainer):
-    def training_step(self, model, *args):
-        loss = super().training_step(model, *args)
-        for name, parameter in model.named_parameters():
-            if "layers.0." in name:
-                parameter.grad.zero_()
-        return loss
-
-
 class OtherMetric(AsyncGRPOTrainer):
     def compute_loss(self, *args, **kwargs):
         loss = super().compute_loss(*args, **kwargs)
@@ -181,7 +173,7 @@ FAULTS = {
     "old rows": (None, {"cls": TakesOldRows, "version": 2, "max_staleness": 0}, STALE, "batches", "max_staleness is 0"),
     "lost rows": (None, {"cls": LosesRows}, {}, "batches", "rows of the queue are in no micro-batch"),
     "sampled colder": (None, {}, {"temperature": 0.4, "generations": 8}, "sampling", "likelier"),
-    "lost gradient": (None, {"cls": LostGradient}, {}, "gradient", "layers.0."),
+    "lost gradient": (None, {"cls": losing_a_gradient(AsyncGRPOTrainer)}, {}, "gradient", "layers.0."),
     "metric": (None, {"cls": OtherMetric}, {}, "metrics", "ratio is logged as 1.5"),
 }  # fmt: skip
 

@@ -154,9 +154,9 @@ def test_what_is_meant_hides_no_other_difference(tmp_path):
 
 def test_a_name_that_is_no_stage_is_refused(tmp_path):
     trainer = make(tmp_path)
-    with pytest.raises(ParameterError, match="meant: 'reward' is no stage of a step; the stages are sampling, ends"):
+    with pytest.raises(ParameterError, match=r"'reward' is no stage; did you mean 'rewards'.*the stages are sampling, ends"):
         check_step(trainer, meant=("reward",))
-    with pytest.raises(ParameterError, match="meant: 'gradients' is no stage"):
+    with pytest.raises(ParameterError, match="'gradients' is no stage"):
         attach_watch(trainer, tmp_path / "record", check_every=1, meant=("gradients",))
 
 

@@ -32,7 +32,7 @@ ALIKE = 10  # points that two tables share, to be one
 DISTINCT = 5  # values among them: a reward that is stuck is alike in every run
 WINDOW = 20  # steps at the end whose mean is a run's result
 PEOPLE = 3  # runs, for a spread
-FAR = 1e-2  # of the scatter of the values: a point that is farther away is of another table
+FAR = 1e-2  # as a share of the scatter: with one point that differs by more, two tables are different
 
 
 @dataclasses.dataclass(frozen=True)

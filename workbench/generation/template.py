@@ -1,4 +1,4 @@
-"""What a chat template does to a conversation of several turns: does it rewrite an earlier turn, and does it close one?"""
+"""A check of a chat template: does it rewrite an earlier turn, and does it close a turn with EOS?"""
 
 import contextlib
 import html
@@ -42,7 +42,7 @@ class TemplateVerdict:
 
 @dataclass(frozen=True)
 class TemplateReport:
-    """What a chat template does to a conversation of several turns; it shows itself as a table."""
+    """The answers of `check_template`. The value shows itself as a table."""
 
     verdicts: Sequence[TemplateVerdict]
 
@@ -92,7 +92,7 @@ def conversation(
 
 
 def _takes_blocks(tokenizer: Any) -> bool:
-    """Whether content has to come as a list of blocks, as for a processor."""
+    """True for a processor, which takes content as a list of blocks."""
     return tokenizer_in(tokenizer) is not tokenizer
 
 
@@ -119,7 +119,7 @@ def call_text(tokenizer: Any, tool: str = _NAME, **options: Any) -> str:
 
 
 def ends_with_eos(tokenizer: Any, text: str) -> bool:
-    """Whether a rendered conversation ends with EOS, but for white space; False without an EOS."""
+    """True where a rendered conversation ends with EOS, apart from white space."""
     eos = tokenizer_in(tokenizer).eos_token
     return bool(eos) and text.rstrip().endswith(eos)
 
@@ -213,7 +213,7 @@ def _rewrite(tokenizer: Any, question: str, thinks: bool, role: str, options: di
 
 
 def _plain_end(tokenizer: Any, options: dict) -> str:
-    """What stands behind the assistant's last words."""
+    """The text that the template puts behind the assistant's last words."""
     blocks = _takes_blocks(tokenizer)
     _, shown, end = _render(tokenizer, conversation(blocks=blocks), options).rpartition(_ANSWER)
     if not shown:
@@ -222,7 +222,7 @@ def _plain_end(tokenizer: Any, options: dict) -> str:
 
 
 def _call_end(tokenizer: Any, options: dict, closing: str | None) -> str:
-    """What stands behind a call: a special token, or what closes other turns."""
+    """The text that the template puts behind a call: a special token, or the end of other turns."""
     text = call_text(tokenizer, **{"tools": [_TOOL]} | options).rstrip()
     if _NAME not in text.rpartition("What is one?")[2]:
         raise TemplateError("the template does not show calls of tools")
@@ -236,7 +236,7 @@ def _call_end(tokenizer: Any, options: dict, closing: str | None) -> str:
 
 
 def _closing(tokenizer: Any, end_of: Callable[[], str]) -> tuple[str | None, tuple[str, str]]:
-    """What closes a turn, None where it is not known; and the verdict with its sentence: is it EOS?"""
+    """The text that closes a turn, None if it is not known, and the verdict on whether it is EOS, with its sentence."""
     try:
         end = end_of()
     except TemplateError as refusal:

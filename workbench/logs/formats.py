@@ -131,7 +131,7 @@ def _words(columns: list, values: tuple) -> str:
 
 
 def _is_of_training(part: pd.DataFrame, columns: list, values: tuple) -> bool:
-    """Whether lines that columns set apart hold metrics of a training, and are not named evaluations or samples."""
+    """True for lines that hold metrics of a training and are not named evaluations or samples."""
     for column, value in zip(columns, values, strict=True):
         if plain(column) in _KIND_NAMES and plain(value).partition("_")[0] in _OTHER_KINDS:
             return False

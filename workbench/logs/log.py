@@ -105,7 +105,7 @@ class Log:
 
     @property
     def grouped(self) -> bool:
-        """Whether completions of one prompt lie next to each other, G of them; one that trains a critic has no such groups."""
+        """True where the G completions of a prompt lie next to each other, which is not so where a critic is trained."""
         critic = self.logged("value_loss")
         return not self.trainer.startswith(TRAINERS_WITHOUT_GROUPS) and (
             critic is None or not np.nanmax(np.abs(critic))

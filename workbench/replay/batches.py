@@ -86,7 +86,7 @@ def _rows_of(step: Step, part: Sequence[MicroRows]) -> list[_Taken]:
 
 
 class _Comparison:
-    """What differs between the rows of the loss and the generated rows of a step."""
+    """Differences between the rows of the loss and the generated rows of a step."""
 
     def __init__(self, step: Step):
         self.step = step
@@ -158,7 +158,7 @@ class _Comparison:
         return partner, "tokens", said
 
     def _differences(self, row: _Taken, index: int, limit: float) -> dict[str, str]:
-        """What of a row of the loss is not that of a generated row: part -> what is there instead."""
+        """The parts of a row of the loss that are not those of a generated row: part -> its value in the loss."""
         generated, taken = self.step.rows[index], row.micro.rows[row.place]
         found = {}
         own, scored = self._both_advantages(row, index)
@@ -189,7 +189,7 @@ class _Comparison:
         return found
 
     def _both_advantages(self, row: _Taken, index: int) -> tuple[np.ndarray, np.ndarray]:
-        """Of a row of the loss and of a generated row, as many: one, or one for each token that the loss has."""
+        """The values of a row of the loss and of a generated row, equally many: one, or one for each token of the loss."""
         taken, scored = np.asarray(row.micro.rows[row.place].advantage), self.advantages[index]
         if not taken.ndim and not scored.ndim:
             return taken[None], scored[None]

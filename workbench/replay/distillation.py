@@ -45,7 +45,7 @@ def divergence(student: np.ndarray, teacher: np.ndarray, beta: float) -> tuple[R
 
 
 def check_distilled_metrics(step: Step, entropies: Mapping[str, float]) -> Stage:
-    """Whether the logged lengths, the share of truncated completions and the entropy are those of the rows."""
+    """Compare the logged lengths, the share of truncated completions and the entropy with those of the rows."""
     expected = dict(entropies)
     lengths = [float(row.own.sum()) for row in step.rows]
     expected |= {"completions/mean_length": float(np.mean(lengths)), "completions/max_length": max(lengths)}

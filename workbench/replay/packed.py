@@ -75,7 +75,7 @@ def term_places(packed: Packed) -> np.ndarray:
 
 
 def check_packing(batches: Sequence[Packed], max_staleness: int) -> Stage:
-    """Whether each row trains once, sees its own tokens alone, at its own positions, and predicts its own next tokens."""
+    """Check that each row trains once, sees its own tokens alone at its own positions, and predicts its own next tokens."""
     faults = list[str]()
     rows = 0
     for packed in batches:
@@ -112,7 +112,7 @@ def _faults_of_rows(packed: Packed) -> list[str]:
 
 
 def _mislabelled(labels: np.ndarray, following: np.ndarray) -> bool:
-    """Whether a label is another token than the one that follows; a position without a label is a matter of the mask."""
+    """True where a label is not the token that follows. A position without a label is a matter of the mask."""
     return bool(((labels != following) & (labels != NO_LABEL)).any())
 
 
@@ -132,7 +132,7 @@ def _deepest_path(packed: Packed, terms: np.ndarray) -> np.ndarray:
 
 
 def check_packed_mask(batches: Sequence[Packed]) -> Stage:
-    """Whether the terms of the loss are the tokens that each row marks for training, each once."""
+    """Check that the terms of the loss are the tokens that each row marks for training, each once."""
     wrong, tokens, first = 0, 0, 0
     names = list[int]()
     for packed in batches:
@@ -153,7 +153,7 @@ def check_packed_mask(batches: Sequence[Packed]) -> Stage:
 
 
 def check_queued_advantages(step: Step, batches: Sequence[Packed]) -> Stage:
-    """Whether each token has its row's advantage, and the advantages of a group follow from its rewards."""
+    """Check that each token has its row's advantage, and that the advantages of a group follow from its rewards."""
     used = np.concatenate([packed.advantages for packed in batches])
     own = np.concatenate([_of_rows(packed, [row.advantage for row in packed.rows]) for packed in batches])
     stage = compared("advantages", step, used, own, "tokens have another advantage than their row in the queue")
@@ -175,7 +175,7 @@ def check_queued_advantages(step: Step, batches: Sequence[Packed]) -> Stage:
 
 
 def _spread_of_means(rows: Sequence[QueuedRow]) -> float:
-    """How far the means differ that two rows of a group give: a = (r - mean) / (std + 1e-8), and a = 0 without a reward."""
+    """The largest difference between the means of a group that its rows give by a = (r - mean) / (std + 1e-8)."""
     unscored = [row.advantage for row in rows if row.reward is None or math.isnan(row.reward)]
     means = [
         row.reward - row.advantage * (row.reward_std + _SMALL)
@@ -188,7 +188,7 @@ def _spread_of_means(rows: Sequence[QueuedRow]) -> float:
 
 
 def check_old_logps(step: Step, batches: Sequence[Packed]) -> Stage:
-    """Whether the ratios are taken against the log-probs with which the server sampled."""
+    """Check that the ratios are taken against the log-probs with which the server sampled."""
     used = np.concatenate([packed.old_logps for packed in batches])
     own = np.concatenate([_at_terms(packed, [row.old_logps for row in packed.rows]) for packed in batches])
     ages = [row.staleness for packed in batches for row in packed.rows]
@@ -207,7 +207,7 @@ def check_old_logps(step: Step, batches: Sequence[Packed]) -> Stage:
 
 
 def check_update_loss(step: Step, losses: Sequence[Loss | None], batches: Sequence[Packed]) -> Stage:
-    """Whether the micro-batches' losses add up to the mean over the tokens of the update."""
+    """Check that the micro-batches' losses add up to the mean over the tokens of the update."""
     stage = check_loss(step, losses)
     counts = np.array([len(packed.term_rows) for packed in batches], dtype=float)
     if stage.verdict != "different" or not counts.all():
@@ -227,7 +227,7 @@ def check_update_loss(step: Step, losses: Sequence[Loss | None], batches: Sequen
 
 
 def check_packed_metrics(step: Step, batches: Sequence[Packed]) -> Stage | None:
-    """Whether what is logged of ratios, rewards and tokens is so: means over micro-batches. None where nothing is logged."""
+    """Compare logged ratios, rewards and tokens with the means over micro-batches. None where nothing is logged."""
     settings = step.loss_settings()
     high = settings.epsilon if settings.epsilon_high is None else settings.epsilon_high
     expected: dict[str, list[float]] = {}

@@ -1,4 +1,4 @@
-"""What `check_step` found: a table of stages, and the tokens of one completion through all of them."""
+"""The report of `check_step`: a table of stages, and the tokens of one completion through all of them."""
 
 import html
 import textwrap
@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from ..errors import ParameterError
+from ..errors import ParameterError, did_you_mean
 from .formulas import formula_of, trl_line
 
 VERDICTS = ("same", "rounding", "different", "cannot tell", "meant")
@@ -133,7 +133,7 @@ class StepReport:
 
     @property
     def headline(self) -> str:
-        """What was found, in a line: the first stage that differs and where, the other ones, and what is open."""
+        """One line: the first stage that differs and where, the other ones, and what is open."""
         different = [stage for stage in self.stages if stage.verdict == "different"]
         parts = ["no stage differs"]
         if different:
@@ -149,7 +149,7 @@ class StepReport:
 
     @property
     def advice(self) -> str:
-        """How to see later updates, if ratios or loss are in question and every ratio of this step is 1; else empty."""
+        """A sentence on how to see later updates, if ratios or loss are in question and every ratio is 1; else empty."""
         verdicts = {stage.name: stage.verdict for stage in self.stages}
         asked = verdicts.get("ratios") in ("different", "cannot tell") or verdicts.get("loss") == "different"
         ratios = np.concatenate([row.ratios[row.mask > 0] for row in self.rows] or [np.zeros(0)])
@@ -227,21 +227,22 @@ class StepReport:
         return f"<p>{head}<br>{_prompt_html(self.rows[row].prompt)}{text}</p>"
 
 
-def check_meant(names: Sequence[str]) -> tuple[str, ...]:
-    """The names of stages that a user means to differ, a single one in a tuple.
+def stage_names(option: str, names: str | Sequence[str]) -> tuple[str, ...]:
+    """The names of stages that a user gives in an option, a single one in a tuple.
 
     Raises:
         ParameterError: a name that is no stage's.
 
     Example:
-        >>> check_meant("rewards")
-        ('rewards',)
+        >>> stage_names("meant", "rewards"), stage_names("allow", ["ends", "rewards"])
+        (('rewards',), ('ends', 'rewards'))
     """
-    names = (names,) if isinstance(names, str) else tuple(names)
-    for name in names:
+    given = (names,) if isinstance(names, str) else tuple(names)
+    for name in given:
         if name not in STAGES:
-            raise ParameterError(f"meant: {name!r} is no stage of a step; the stages are {', '.join(STAGES)}")
-    return names
+            hint = did_you_mean(str(name), STAGES)
+            raise ParameterError(f"{option}={names!r}: {name!r} is no stage; {hint}the stages are {', '.join(STAGES)}")
+    return given
 
 
 _LEGEND = (

@@ -296,7 +296,7 @@ def _close_keys(text: str) -> tuple[str, int | None]:
 
 
 def _key_length(body: str) -> int:
-    """How many characters are of a key that has begun: all up to the second line in a row that no key has."""
+    """The number of characters of a key that has begun: all up to the second line in a row that no key has."""
     length = 0
     others = 0
     *lines, unfinished = body.split("\n")

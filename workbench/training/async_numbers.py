@@ -1,4 +1,4 @@
-"""What an AsyncGRPOTrainer used in one update, as plain numbers: an `AsyncRecord` without its tensors."""
+"""An update of an AsyncGRPOTrainer as plain numbers: an `AsyncRecord` without its tensors."""
 
 from collections.abc import Sequence
 from typing import Any

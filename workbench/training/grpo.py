@@ -246,7 +246,7 @@ class _Control(RecordsRows, _Trainer):
             )
 
     def _generation_of(self, rows: Sequence[EndedRow], completions: list, own_tokens: Any) -> Generation:
-        """What is known of this process's rows once they are generated: where each ended, and its text."""
+        """Note where each row of this process ended, and its text, once they are generated."""
         plain = [row[:] for row in rows]
         return dataclasses.replace(
             self.generation,

@@ -45,7 +45,7 @@ class GroupStep:
 
 @dataclass
 class OptimizerStep:
-    """What one step of the optimizer made of the model's weights, and how far it is from the definition."""
+    """One step of the optimizer: how it moved the weights, and how far it is from the definition."""
 
     optimizer: str  # its class
     is_new: bool  # made for this step, since the trainer has not made its own yet
@@ -102,7 +102,7 @@ def step_and_undo(trainer: Any, policy: Any, gradients: Mapping[str, torch.Tenso
 def _described(
     trainer: Any, optimizer: Any, trained: Mapping[str, Any], gradients: Mapping[str, torch.Tensor], is_new: bool
 ) -> OptimizerStep:
-    """What is known before the step."""
+    """The state of optimizer and weights before the step."""
     rates = [float(group["lr"]) for group in optimizer.param_groups if group.get("lr") is not None]
     step = OptimizerStep(type(optimizer).__name__, is_new, not optimizer.state, max(rates, default=None))
     names = {id(p): name for name, p in trained.items()}
@@ -124,7 +124,7 @@ def _described(
 
 
 def _is_made_by_transformers(trainer: Any, optimizer: Any, is_new: bool) -> bool:
-    """Whether class and groups are those that transformers makes from the config."""
+    """True where class and groups are those that transformers makes from the config."""
     passed = not is_new and trainer.optimizer is optimizer  # one that transformers made is wrapped by accelerate
     if passed or getattr(trainer, "optimizer_cls_and_kwargs", None) is not None:
         return False
@@ -290,7 +290,7 @@ def _parts(whole: dict[str, Any], parameter: Any, is_elementwise: bool) -> Itera
 
 @dataclass
 class _Rule:
-    """How one parameter is stepped."""
+    """The function and options by which one parameter is stepped."""
 
     function: Callable
     options: dict[str, Any]
@@ -305,7 +305,7 @@ class _Rule:
         return self.function(part["weight"], gradient, state, **(self.options | options))[0]
 
     def count_wrong(self, part: Mapping[str, Any], expected: torch.Tensor) -> int:
-        """How many elements are further away from the expected ones than rounding."""
+        """The number of elements that are further from the expected ones than rounding."""
         distance = (part["after"] - expected.to(self.dtype).to(expected.dtype)).abs()
         allowed = _ULPS * _spacing(torch.maximum(part["weight"].abs(), expected.abs()), self.dtype)
         allowed += self.relative * (expected - part["weight"]).abs()
@@ -349,7 +349,7 @@ def _square(values: torch.Tensor) -> float:
 
 
 def _spacing(values: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """How far neighbours of numbers in a dtype are apart, at least at the smallest normal number.
+    """The distance between neighbouring numbers of a dtype, at least that at the smallest normal number.
 
     Example:
         >>> _spacing(torch.tensor([1.0, 3.0, -0.3], dtype=torch.float64), torch.bfloat16).tolist()

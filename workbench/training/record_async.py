@@ -49,7 +49,7 @@ class PackedBatch:
 
 @dataclass
 class TakenUpdate:
-    """What the training loop collects for one update: micro-batches as they come from the data loader."""
+    """Collect one update as the training loop does: micro-batches as they come from the data loader."""
 
     batches: list[PackedBatch]
     items: Any  # what the loop passes on as `num_items_in_batch`
@@ -57,7 +57,7 @@ class TakenUpdate:
 
 @dataclass
 class AsyncRecord(StepRecord):
-    """What an AsyncGRPOTrainer used in one update."""
+    """One update of an AsyncGRPOTrainer."""
 
     packed: list[PackedBatch] = field(default_factory=list)
 

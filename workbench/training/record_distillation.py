@@ -14,7 +14,7 @@ from .record_step import StepRecord, record_step
 
 @dataclass
 class DivergenceCall:
-    """What one micro-batch's divergence took: arguments of TRL's `_chunked_divergence_loss`, without gradients."""
+    """The arguments of TRL's `_chunked_divergence_loss` for one micro-batch, without gradients."""
 
     arguments: Mapping[str, Any]
     dtype: torch.dtype  # in which it multiplies hidden states and heads
@@ -44,7 +44,7 @@ class DivergenceCall:
 
 @dataclass
 class DistillationRecord(StepRecord):
-    """What a DistillationTrainer used in one update."""
+    """One update of a DistillationTrainer."""
 
     calls: list[DivergenceCall] = field(default_factory=list)  # one a micro-batch; none where the loss is another
 

@@ -237,7 +237,7 @@ def as_it_was(trainer: Any, reuse: bool = False):
 
 
 def samples_of_next_step(trainer: Any) -> str:
-    """Which completions the coming update trains on: `new`, `reused`, or `both`, where it samples in its middle."""
+    """The completions of the coming update: `new`, `reused`, or `both`, where it samples in its middle."""
     if not hasattr(trainer, "num_iterations"):  # a distillation or AsyncGRPO, which take each completion once
         return "new"
     every = trainer.args.steps_per_generation * trainer.num_iterations

@@ -148,7 +148,7 @@ def positions_filled(trainer: Any) -> Iterator[None]:
 
 
 def stopped_for_trl(trainer: Any, rows: Sequence[Sequence[int]]) -> list[bool]:
-    """Which of B plain rows stock TRL takes for stopped, by the last id."""
+    """For each of B plain rows, True where stock TRL takes it for stopped, by the last id."""
     ends = trl_ends(trainer)
     return [len(ids) > 0 and ids[-1] in ends for ids in rows]
 
@@ -192,7 +192,7 @@ class Generation:
     logged: Mapping[str, list] = dataclasses.field(default_factory=dict)
 
     def end_columns(self) -> dict[str, list]:
-        """What is recorded of each row's end: column -> B values. What is not known has no column."""
+        """The recorded facts of each row's end: column -> B values. A fact that is not known has no column."""
         columns: dict[str, list] = {}
         if not self.rows:
             return columns
@@ -211,7 +211,7 @@ class Generation:
         return columns
 
     def columns(self) -> dict[str, list]:
-        """What is recorded of each completion apart from rewards: column -> B values."""
+        """The recorded columns of each completion apart from rewards: column -> B values."""
         return {"prompt": list(self.prompts), "completion": list(self.texts), **self.end_columns()}
 
 

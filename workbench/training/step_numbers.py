@@ -106,7 +106,7 @@ def _equal(a: Any, b: Any) -> bool:
 
 
 def router_coefficient(trainer: Any) -> float:
-    """What TRL multiplies a router's auxiliary loss by: of the config, or, where that has none, of the model."""
+    """The factor of a router's auxiliary loss in TRL: the config's, or the model's where the config has none."""
     coefficient = getattr(trainer.args, "router_aux_loss_coef", None)
     if coefficient is None:
         coefficient = getattr(policy_of(trainer).config.get_text_config(), "router_aux_loss_coef", None)
@@ -114,7 +114,7 @@ def router_coefficient(trainer: Any) -> float:
 
 
 def _router_losses(trainer: Any, kind: str, record: StepRecord) -> list[float]:
-    """What a router's auxiliary loss adds to the loss of each micro-batch; none where no scoring returned one."""
+    """The part of each micro-batch's loss that is a router's auxiliary loss; none where no scoring returned one."""
     if not record.micro_batches or any(router_loss_of(micro) is None for micro in record.micro_batches):
         return []
     divisor = 1 if kind == "RLOO" else len(record.micro_batches)  # TRL's RLOO divides the whole loss afterwards
@@ -135,7 +135,7 @@ def coarsest_dtype(model: torch.nn.Module) -> str:
 
 
 def distillation_step_of(trainer: Any, record: DistillationRecord) -> Step:
-    """What a DistillationTrainer used; a row's `ref_logps` are the teacher's, its advantage is 0, and rewards are none."""
+    """An update of a DistillationTrainer as numbers: `ref_logps` are the teacher's, advantages are 0, rewards are none."""
     args, pad = trainer.args, tokenizer_of(trainer).pad_token_id
     deviations, begun = deviations_of(trainer), trainer.state.global_step > 0
     settings = vars(args) | {"num_generations": 1, "gradient_accumulation_steps": len(record.micro_batches)}

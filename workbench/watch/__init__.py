@@ -1,4 +1,4 @@
-"""What looks at a running training and changes nothing."""
+"""Callbacks and checks that look at a running training and change nothing."""
 
 from ..extras import attach_names
 

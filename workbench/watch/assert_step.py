@@ -3,8 +3,7 @@
 from collections.abc import Sequence
 from typing import Any
 
-from ..errors import ParameterError, did_you_mean
-from ..replay.report import STAGES, StepReport
+from ..replay.report import StepReport, stage_names
 from .check_step import check_step
 
 
@@ -29,29 +28,11 @@ def assert_step(
         ParameterError: `allow` names no stage, or what `check_step` raises.
     """
     __tracebackhide__ = True  # pytest shows the line of the test
-    names = allowed_stages(allow)
+    names = stage_names("allow", allow)
     report = check_step(trainer, batch)
     if failures := failures_of(report, names):
         raise AssertionError(f"{'; '.join(failures)}\n{report}")
     return report
-
-
-def allowed_stages(allow: str | Sequence[str]) -> tuple[str, ...]:
-    """Return the names of stages as a tuple; one name may stand alone.
-
-    Raises:
-        ParameterError: a name that is no stage's.
-
-    Example:
-        >>> allowed_stages("ends"), allowed_stages(["ends", "rewards"])
-        (('ends',), ('ends', 'rewards'))
-    """
-    names = (allow,) if isinstance(allow, str) else tuple(allow)
-    for name in names:
-        if name not in STAGES:
-            hint = did_you_mean(str(name), STAGES)
-            raise ParameterError(f"allow={allow!r}: {name!r} is no stage; {hint}the stages are {', '.join(STAGES)}")
-    return names
 
 
 def failures_of(report: StepReport, allow: Sequence[str]) -> list[str]:

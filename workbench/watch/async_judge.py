@@ -54,7 +54,7 @@ class AsyncJudge(Judge):
         return self._report(stages)
 
     def sampling(self) -> Stage:
-        """Whether the tokens of the newest rows were sampled from what is scored; older rows come from older weights."""
+        """Check that the newest rows were sampled from the scored policy. Older rows come from older weights."""
         if self.step.rows and not any(row.own.any() for row in self.step.rows):
             cause = "every row was sampled by older weights than those that score it"
             return Stage("sampling", "cannot tell", cause)
@@ -77,7 +77,7 @@ class AsyncJudge(Judge):
         return copies
 
     def logprobs(self) -> Stage:
-        """Whether the trainer's log-probs of the trained tokens are those of each row alone."""
+        """Compare the trainer's log-probs of the trained tokens with those of each row alone."""
         pairs = [
             (row.logps[row.mask > 0], alone.logps[row.mask > 0])
             for row, _, _, alone in self._scored()

@@ -18,7 +18,7 @@ from ..logs.completions import completions_table
 from ..logs.log import Log
 from ..logs.names import steps_table
 from ..logs.settings import facts_of
-from ..replay.report import StepReport, check_meant
+from ..replay.report import StepReport, stage_names
 from ..training.callback import LiveCallback, attach_first, say
 from ..training.engine import hook
 from ..training.record_async import RowsTap
@@ -88,7 +88,7 @@ class StepCheck(LiveCallback):
 
     def __init__(self, trainer: Any, every: int, tell: Callable[[str], None] = say, meant: Sequence[str] = ()):
         check_steps("check_every", every)
-        self._meant = check_meant(meant)
+        self._meant = stage_names("meant", meant)
         super().__init__(trainer, every)
         self.reports: dict[int, StepReport] = {}
         self._tell, self._told = tell, set[str]()
@@ -193,7 +193,7 @@ def attach_watch(
     for name, steps in (("record_steps", record_steps), ("check_every", check_every)):
         if steps is not None:
             check_steps(name, steps)
-    check_meant(meant)
+    stage_names("meant", meant)
     warnings = Warnings(folder, rules)
 
     def look(lines: Sequence[dict], completions: pd.DataFrame) -> list[str]:

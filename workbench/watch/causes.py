@@ -104,7 +104,7 @@ def _gap(numbers: Sequence[np.ndarray], target: Sequence[np.ndarray], limits: To
 def _of_other_numbers(
     policy: Any, rows: Sequence[RowAlone], temperature: float
 ) -> Iterator[tuple[str, str, list[np.ndarray]]]:
-    """What was changed in the numbers of rows alone, a sentence, and the numbers; NaN where a token has none."""
+    """Changes of the numbers of rows alone: name, sentence, and the numbers. NaN where a token has none."""
     alone = [row.alone for row in rows]
     for neighbour, shift in (("before", 1), ("after", -1)):
         yield "a shift by a token", f"each is that of the token {neighbour} it", [shifted(row, shift) for row in alone]
@@ -128,7 +128,7 @@ def _of_other_numbers(
 
 
 def _of_other_logits(policy: Any, row: RowAlone, temperature: float) -> Iterator[tuple[str, str, np.ndarray]]:
-    """What was changed in the logits of a row alone, a sentence, and its log-probs (T,)."""
+    """Changes of the logits of a row alone: name, sentence, and its log-probs (T,)."""
     logits, start = logits_alone(policy, row.prompt_ids, row.ids), len(row.prompt_ids) - 1
     tokens = torch.tensor(row.ids, device=logits.device)[:, None]
 
@@ -237,7 +237,7 @@ class _Rerun:
         return score(self.trainer.model, ids, mask, tokens, compute_entropy=True)[0]
 
     def target(self, changes: set[str], alone: list[np.ndarray]) -> list[np.ndarray]:
-        """What the trainer's log-probs should then be: of rows alone, in float32 where the change is that."""
+        """The log-probs to expect after the change: of rows alone, in float32 where that is the change."""
         if "precision" not in changes:
             return alone
         numbers = []

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import Any
 
-from ..replay.report import StepReport, check_meant
+from ..replay.report import StepReport, stage_names
 from ..training.record_async import record_async_step
 from ..training.record_distillation import record_distillation_step
 from ..training.record_step import record_step
@@ -59,7 +59,7 @@ def check_step(trainer: Any, batch: list[dict] | None = None, meant: Sequence[st
             is no stage's.
         Exception: any error of the step itself, for example in a reward function; the trainer is then unchanged, too.
     """
-    kind, names = kind_of(trainer), check_meant(meant)
+    kind, names = kind_of(trainer), stage_names("meant", meant)
     if kind == "AsyncGRPO":
         update = record_async_step(trainer, batch)
         with modules_restored(trainer):
@@ -87,7 +87,7 @@ def check_reused_step(
         earlier: the report of that step, None where it was not checked.
         meant: as in `check_step`.
     """
-    kind, names = kind_of(trainer), check_meant(meant)
+    kind, names = kind_of(trainer), stage_names("meant", meant)
     record = record_step(trainer, batch, reuse=True)
     with modules_restored(trainer):
         report = Judge(trainer, step_of(trainer, kind, record), record).report_of_reused(sampled_at, earlier)

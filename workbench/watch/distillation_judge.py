@@ -134,7 +134,7 @@ class DistillationJudge(Judge):
         return logits_of(model, inputs)[0, len(prompt) - 1 : -1].float() / self.temperature
 
     def teacher(self) -> Stage:
-        """Whether the teacher's log-probs are those of each row alone, at the temperature."""
+        """Compare the teacher's log-probs with those of each row alone, at the temperature."""
         if self.teacher_model is None:
             return Stage("teacher", "cannot tell", "the teacher is no model in this process")
         pairs = [
@@ -149,7 +149,7 @@ class DistillationJudge(Judge):
         return self._close("teacher", used, alone, cause)
 
     def _why(self) -> str:
-        """What a distillation's log-probs are known to differ by."""
+        """The known cause of different log-probs in a distillation."""
         if dropouts := dropouts_of(self.policy):
             return (
                 f": the model has dropout ({', '.join(dropouts)}), which is on while it trains (disable_dropout=True)"
@@ -159,7 +159,7 @@ class DistillationJudge(Judge):
         return ""
 
     def loss(self) -> Stage:
-        """Whether each micro-batch's loss is the mean divergence over the tokens of the update."""
+        """Compare each micro-batch's loss with the mean divergence over the tokens of the update."""
         losses = [loss for loss in self.losses if loss is not None]
         if not losses or len(losses) < len(self.losses):
             return Stage("loss", "cannot tell", "the trainer computes its divergence elsewhere")
@@ -175,7 +175,7 @@ class DistillationJudge(Judge):
         return compared("loss", self.step, used, expected, cause, size)
 
     def metrics(self) -> Stage:
-        """Whether the logged numbers are those of the rows; the entropy where the model computes in fp32."""
+        """Compare the logged numbers with those of the rows; the entropy only where the model computes in fp32."""
         precise = self.step.dtype == "float32" and self.step.processes == 1 and self.entropies
         return check_distilled_metrics(self.step, {"entropy": float(np.mean(self.entropies))} if precise else {})
 

@@ -39,7 +39,7 @@ _CLOSER = 4.0  # times as small is the v that confirms a difference
 
 @dataclass(frozen=True)
 class Moved:
-    """How far the loss moved: `verdict` is `same`, `different` or `cannot tell`."""
+    """The movement of the loss: `verdict` is `same`, `different` or `cannot tell`."""
 
     verdict: str
     cause: str
@@ -143,7 +143,7 @@ class _Probe:
         return names[0]
 
     def measure(self, names: Sequence[str], shorter: float = 1.0) -> tuple[float, float]:
-        """How far the gradient says that the loss moves along v in these tensors, and how far it does; both of half the way."""
+        """The movement of the loss along v in these tensors: by the gradient, and as measured; both of half the way."""
         values, said = [], 0.0
         try:
             for side in (1.0, -1.0):

@@ -25,7 +25,7 @@ def unknown_with_images(stage: Stage) -> Stage:
 
 
 def check_images(record: StepRecord) -> Stage:
-    """Whether each row of the loss has the pixels that the row of its prompt and tokens was generated with."""
+    """Check that each row of the loss has the pixels with which the row of its prompt and tokens was generated."""
     generated: dict[tuple, list[torch.Tensor]] = {}
     for output in record.outputs:
         for key, pixels in _rows(output):

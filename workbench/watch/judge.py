@@ -79,7 +79,7 @@ class Judge:
         return self._report(stages)
 
     def report_of_reused(self, sampled_at: int, earlier: StepReport | None) -> StepReport:
-        """Of an update on completions of an earlier step: what was sampled, scored and rewarded there is as it was there."""
+        """The report of an update on completions of an earlier step, whose stages of the generation it repeats."""
         if earlier is None:
             cause = f"the completions were sampled at step {sampled_at}, which was not checked"
             of_generation = [Stage(name, "cannot tell", cause) for name in _OF_GENERATION]
@@ -135,7 +135,7 @@ class Judge:
         return gradients
 
     def _scale(self) -> float:
-        """What the trainer multiplies a loss by before its backward pass: RLOO's loss is not divided yet."""
+        """The factor of a loss before its backward pass: RLOO's loss is not divided yet."""
         return 1 / self.step.settings["gradient_accumulation_steps"] if self.step.kind == "RLOO" else 1.0
 
     def _differentiate_routers(self) -> None:
@@ -313,7 +313,7 @@ class Judge:
         return np.array([((a - r) * mask).sum() for a, r, mask in zip(alone, ref, masks, strict=True)])
 
     def gradient(self, loss: Stage) -> Stage:
-        """Whether the gradient is that of the loss, by parameter; one that differs under dropout is taken again without it."""
+        """Compare the gradient with that of the loss, by parameter; one that differs under dropout is taken again without."""
         stage, dropouts = self._gradient(loss), dropouts_of(self.policy)
         if not dropouts:
             return self._moved(stage)
@@ -325,7 +325,7 @@ class Judge:
         return replace(stage, cause=f"compared without dropout ({', '.join(dropouts)}): {stage.cause}")
 
     def gradient_of_other_trainers(self, loss: Stage) -> Stage:
-        """Whether the gradient is that of the loss, of a trainer whose passes are not run again without dropout."""
+        """Compare the gradient with that of the loss, for a trainer that is not run again without dropout."""
         stage, dropouts = self._gradient(loss), dropouts_of(self.policy)
         if stage.verdict == "different" and dropouts:
             cause = f"the model has dropout ({', '.join(dropouts)}), which is on while it trains: {stage.cause}"

@@ -34,7 +34,7 @@ _LOSS_TYPES = (*_CLIPPED, "cispo", "sapo", "vespo")
 
 @dataclass(frozen=True)
 class Asked:
-    """What the loss answered: `wrong` is the largest difference, relative to its size, from the definition."""
+    """The answer of the loss: `wrong` is the largest difference from the definition, relative to its size."""
 
     problem: str = ""  # why it could not be asked
     said: str = ""  # what was asked
@@ -47,7 +47,7 @@ class Asked:
 
 @dataclass(frozen=True)
 class _Answer:
-    """Of one micro-batch: the rows that were asked, and value and slopes that the trainer gave."""
+    """The rows of one micro-batch that were asked, and the value and slopes that the trainer gave."""
 
     rows: MicroRows
     value: float
@@ -144,7 +144,7 @@ def moved_inputs(step: Step, micro: MicroBatch, number: int, place: int) -> dict
 
 
 def level_of(step: Step) -> str:
-    """What the loss takes the ratio of: each `token`, the `mean` of a sequence's tokens, or their `sum`."""
+    """The unit of a ratio: each `token`, the `mean` of a sequence's tokens, or their `sum`."""
     if step.kind == "RLOO" or step.settings["loss_type"] == "vespo":
         return "sum"
     return "mean" if step.settings["importance_sampling_level"] == "sequence" else "token"
@@ -168,7 +168,7 @@ def limits_of(step: Step) -> list[float]:
 
 
 def widths_of(step: Step) -> list[float]:
-    """How far to move log-ratios, in nats: as far as each limit and beyond, and as far as a policy may drift."""
+    """The widths by which log-ratios are moved, in nats: to each limit and beyond, and as far as a policy may drift."""
     widths = [_BEYOND * abs(limit) for limit in limits_of(step)]
     return [*(min(max(width, _NARROWEST), _WIDEST) for width in widths), _WIDTH]
 

@@ -194,7 +194,7 @@ class Watch(LiveCallback):
                 self._last.popleft()
 
     def _end_columns(self, rows: list[list[int]], own_tokens: Sequence | None) -> dict[str, list]:
-        """What is known of each row's end; of rows that TRL did not sample in one turn, only what TRL takes it for."""
+        """The known facts of each row's end. Of rows that TRL did not sample in one turn this is only what TRL takes it for."""
         trainer = self._trainer
         if getattr(trainer, "stop_rule", None) is not None and trainer.generation.rows == rows:
             generation = trainer.generation  # a workbench trainer knows, of rows that a child replaced too
@@ -333,7 +333,7 @@ def logged_rows(trainer: Any, ends: dict[str, list], extra: Mapping[str, int]) -
 
 
 def samples_as_trl(trainer: Any) -> bool:
-    """Whether rows come from TRL's own sampling in one turn: of a child's own, lengths do not say how they ended."""
+    """True where TRL itself samples the rows in one turn. The lengths of a child's own rows do not say how they ended."""
     base = next(each for each in type(trainer).__mro__ if each.__module__ in KINDS)
     methods = ("_generate", "_generate_single_turn")
     return not several_turns(trainer) and all(getattr(type(trainer), name) is getattr(base, name) for name in methods)

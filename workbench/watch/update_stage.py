@@ -14,7 +14,7 @@ _DOMINATES = 0.5  # share of a step
 
 
 def update_stage(record: StepRecord, policy: Any, args: Any, state: Any) -> Stage:
-    """Whether the optimizer takes the step that its definition and the trainer's config give, and the weights move."""
+    """Check that the optimizer takes the step that its definition and the trainer's config give, and that weights move."""
     step = record.update
     if step is None:
         return Stage("update", "cannot tell", record.problem)
@@ -72,7 +72,7 @@ def _fault_of_groups(step: OptimizerStep) -> str:
 
 
 def _fault_of_step(step: OptimizerStep, args: Any) -> str:
-    """How the step differs from the definition."""
+    """Sentences on how the step differs from the definition."""
     if abs(step.clipped_norm - step.expected_norm) > _CLIPPED_NORM * step.expected_norm:
         cause = (
             f"the gradient has norm {step.clipped_norm:.3g} after clipping, max_grad_norm={args.max_grad_norm:g} gives"
@@ -88,7 +88,7 @@ def _fault_of_step(step: OptimizerStep, args: Any) -> str:
 
 
 def _fault_of_moves(step: OptimizerStep, policy: Any, args: Any, share: float) -> str:
-    """What leaves the weights where they are."""
+    """The cause that leaves the weights where they are."""
     is_much_clipped = bool(args.max_grad_norm) and step.norm > MUCH_CLIPPED * args.max_grad_norm
     if is_much_clipped and (share < LEAST_MOVED or step.kept_by_clipping < _LEAST_KEPT):
         return f"max_grad_norm={args.max_grad_norm:g} cuts a gradient of norm {step.norm:.3g}"

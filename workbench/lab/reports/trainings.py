@@ -21,7 +21,7 @@ _LARGEST = 200_000_000  # bytes of a tokenizer.json
 
 
 class Tokens(NamedTuple):
-    """Of one completion, T tokens."""
+    """The T tokens of one completion."""
 
     pieces: list[str]
     uses: str
@@ -92,7 +92,7 @@ def _decode(tokenizer, ids: Sequence[int]) -> str:
 
 
 def _tokenizer_file(folder: Path) -> Path | None:
-    """Of the recorded tokens, the folder itself, a policy in it, or its last checkpoint."""
+    """The tokenizer's file: of the recorded tokens, the folder itself, a policy in it, or its last checkpoint."""
     places = (folder / TOKENS, folder, folder / "policy", *checkpoints(folder))
     files = [place / "tokenizer.json" for place in places]
     return next((p for p in files if p.is_file()), None)
