@@ -154,7 +154,8 @@ def test_what_is_meant_hides_no_other_difference(tmp_path):
 
 def test_a_name_that_is_no_stage_is_refused(tmp_path):
     trainer = make(tmp_path)
-    with pytest.raises(ParameterError, match=r"'reward' is no stage; did you mean 'rewards'.*the stages are sampling, ends"):
+    listed = r"'reward' is no stage; did you mean 'rewards'.*the stages are sampling, ends"
+    with pytest.raises(ParameterError, match=listed):
         check_step(trainer, meant=("reward",))
     with pytest.raises(ParameterError, match="'gradients' is no stage"):
         attach_watch(trainer, tmp_path / "record", check_every=1, meant=("gradients",))
@@ -171,3 +172,18 @@ def test_a_watch_says_nothing_of_what_is_meant(tmp_path, capsys):
 def test_shifted_rewards_are_still_found_where_others_are_meant(tmp_path):
     report = check_step(make(tmp_path, ShiftedRewards), meant=("loss",))
     assert report.first.name == "rewards"
+
+
+class PadsInside(trl.GRPOTrainer):
+    """Half of the rows begin with six pads, as a model samples them whose pad is a common token."""
+
+    def _generate_single_turn(self, *args, **kwargs):
+        ids, *rest = super()._generate_single_turn(*args, **kwargs)
+        pads = [self.processing_class.pad_token_id] * 6
+        return [pads + row[6:] if n % 4 < 2 else row for n, row in enumerate(ids)], *rest
+
+
+@pytest.mark.parametrize("seed", [0, 1])
+def test_a_pad_inside_completions_has_a_right_gradient(seed, tmp_path):
+    report = check_step(make(tmp_path, PadsInside, seed=seed))
+    assert report["gradient"].verdict == "same" and "the loss moves as it says" in report["gradient"].cause, report

@@ -9,7 +9,7 @@ itself would not do: it holds numbers as constants whose change a difference see
 tokens have the highest entropy). That its slopes are right is asked apart, in `off_policy`.
 
 v goes along the reference's gradient in each tensor, with the tensor's share of the norm, and where an element has no gradient
-at random: there the loss must not move.
+at random: there the loss must not move. The row of a pad in an embedding stays: torch gives it no gradient as an input.
 """
 
 import math
@@ -81,7 +81,7 @@ def check_by_moving(
         # TRL opens accelerate's autocast around the head too.
         in_fp32 = mock.patch.object(trainer.accelerator, "native_amp", False)
         with as_it_was(trainer), evaluating(trainer.model), without_autocast(policy), in_fp32:
-            probe = _Probe(trainer, step, record, losses, expected, scale, trained)
+            probe = _Probe(trainer, step, record, losses, expected, scale, trained, policy)
             return probe.verdict()
     except Exception as error:  # a loss is anybody's
         return Moved("cannot tell", f"the loss cannot be taken again: {type(error).__name__}: {str(error)[:200]}")
@@ -99,6 +99,7 @@ class _Probe:
         expected: Mapping[str, torch.Tensor],
         scale: float,
         trained: dict[str, torch.nn.Parameter],
+        policy: Any,
     ):
         self.trainer, self.record, self.expected, self.trained = trainer, record, expected, trained
         self.limits = tolerance_of(step)
@@ -109,6 +110,7 @@ class _Probe:
         norms = [float(gradient.norm()) for gradient in expected.values()]
         self.step_size = _MOVED * total / max(sum(norms), 1e-30)
         self.before = {name: p.detach().to("cpu", copy=True) for name, p in trained.items()}
+        self.pad_rows = {name: index for name, p in trained.items() for index in pad_rows_of(policy, p)}
 
     def verdict(self) -> Moved:
         names = [*self.trained]
@@ -163,6 +165,12 @@ class _Probe:
 
     def _direction(self, name: str, weights: torch.Tensor) -> torch.Tensor:
         """v in one tensor."""
+        v = self._whole_direction(name, weights)
+        if name in self.pad_rows:
+            v[self.pad_rows[name]] = 0
+        return v
+
+    def _whole_direction(self, name: str, weights: torch.Tensor) -> torch.Tensor:
         gradient = self.expected.get(name)
         size = max(float(weights.square().mean().sqrt()), _SMALLEST) if weights.numel() else 0.0
         generator = torch.Generator().manual_seed(zlib.crc32(name.encode()))
@@ -197,6 +205,15 @@ class _Probe:
         table = torch.tensor(values, dtype=torch.float32, device=device)
         torch.distributed.all_reduce(table)
         return (table / torch.distributed.get_world_size()).tolist()
+
+
+def pad_rows_of(model: torch.nn.Module, parameter: torch.nn.Parameter) -> list[int]:
+    """The row of an embedding that gets no gradient as an input, because torch takes it for that of a pad.
+
+    A model whose pad is its EOS reads that row wherever a turn ended, so the loss moves with it.
+    """
+    tables = [module for module in model.modules() if isinstance(module, torch.nn.Embedding)]
+    return [t.padding_idx for t in tables if t.weight is parameter and t.padding_idx is not None]
 
 
 def _tables(micro: MicroBatch, loss: Loss, scale: float) -> tuple[torch.Tensor, torch.Tensor | None]:
