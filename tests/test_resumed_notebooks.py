@@ -39,11 +39,14 @@ CHECKPOINT = "complete.json", 1
 TRAINING = {
     "00_start_here": ("steps=3", (), ("progress.json", 5)),
     "01_ppo_eos_stop": ("steps=5 seeds=1 response_length=32", (), ("progress.json", 10)),
-    "02_grpo_custom_stops": ("steps=12 seeds=1 server=False", ("vllm",), CHECKPOINT),
+    "02_grpo_custom_stops": ("steps=4 seeds=1 server=False", ("vllm",), ("progress.json", 9)),
     "03_position_ids_and_padding": ("steps=12 seeds=3 backend=transformers", (), CHECKPOINT),
+    "04_duplicate_prompts": ("steps=4 seeds=1 server=False", ("vllm",), ("progress.json", 9)),
     "05_grpo_docs_example": ("steps=12 seeds=2", (), CHECKPOINT),
     "07_one_step_recomputed": ("", (), ("progress.json", 4)),
     "08_who_moved_the_ratio": ("steps=4 seeds=1 tokens=32", ("vllm",), ("progress.json", 9)),
+    "09_is_the_sampler_the_policy": ("steps=4 seeds=1", (), ("progress.json", 9)),
+    "10_do_the_weights_move": ("steps=4 seeds=1", (), ("progress.json", 9)),
 }
 SAMPLED_BY_TRANSFORMERS = [name for name, (_, parts, _) in TRAINING.items() if "vllm" not in parts]
 
@@ -135,6 +138,14 @@ TRIED = [  # the others take minutes each on vLLM
     *[(name, place) for name in BOTH for place in ("before", "behind")],
     ("03_position_ids_and_padding", "before"),
     ("08_who_moved_the_ratio", "before"),
+    ("04_duplicate_prompts", "before"),
+    ("04_duplicate_prompts", "behind"),
+    ("09_is_the_sampler_the_policy", "before"),
+    ("09_is_the_sampler_the_policy", "behind"),
+    ("10_do_the_weights_move", "before"),
+    ("10_do_the_weights_move", "behind"),
+    ("03_position_ids_and_padding", "behind"),
+    ("08_who_moved_the_ratio", "behind"),
 ]
 
 

@@ -19,6 +19,7 @@ from workbench.experiments.toys.starter import EOS
 from workbench.experiments.vllm_server import shared_engine, sharing_engines
 from workbench.generation.stops import StopSpec
 from workbench.runs.files import jsonable
+from workbench.watch.sampler_probe import attach_sampler_probe
 
 ON_VLLM = {"use_vllm": True, "vllm_mode": "colocate", "vllm_max_model_length": 256}
 CLOSED = StopSpec(stop=(CLOSE,))
@@ -67,7 +68,9 @@ def lora(folder: Path) -> dict:
         adapter = LoraConfig(r=4, task_type="CAUSAL_LM", target_modules="all-linear")
         own = {"peft_config": adapter, "stops": StopSpec(stop=(STOP,)), "record_dir": folder / f"lora {kind}"}
         fields = TELL[kind] | {"learning_rate": 0.2, "lr_scheduler_type": "constant"}
-        got = on_vllm("ours", kind, fields, **own).train()
+        got = on_vllm("ours", kind, fields, **own)
+        attach_sampler_probe(got.trainer)
+        got.train()
         weights = got.weights()
         got.trainer.vllm_generation.sync_weights()
         kept = all(torch.allclose(value, weights[name], atol=1e-5) for name, value in got.weights().items())

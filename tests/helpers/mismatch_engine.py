@@ -13,6 +13,7 @@ from workbench.experiments.sampling import Sampling, VLLMSampler, generate
 from workbench.experiments.vllm_server import shared_engine, sharing_engines
 from workbench.training.grpo import GRPOTrainer
 from workbench.training.rewards import length_reward
+from workbench.watch.sampler_probe import attach_sampler_probe
 
 
 def rollout(path: str, llm) -> dict:
@@ -38,6 +39,7 @@ def live(path: str, explicit: bool) -> tuple[list[dict], list[str]]:
     args = grpo_config(recipe, folder, disable_dropout=True, save_strategy="no", report_to="tensorboard")
     data = load_prompts("starter")
     trainer = GRPOTrainer(path, length_reward(), args, train_dataset=data, explicit_positions=explicit)
+    attach_sampler_probe(trainer)
     trainer.train()
     wanted = ("mismatch/", "sampling/")
     lines = [{k: v for k, v in line.items() if k.startswith(wanted)} for line in trainer.state.log_history[:-1]]
