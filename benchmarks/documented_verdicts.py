@@ -15,14 +15,8 @@ from tools.record import csv_next_to_page, csv_text, made_with, measured, parser
 from workbench.curves import place as v
 from workbench.curves.curve import Curve
 
-LENGTHS = (20, 40, 60, 200)
-NOISES = {  # autocorrelation of the slow part, and the share of white noise in the variance
-    "white": (0.0, 1.0),
-    "AR(0.8)": (0.8, 0.0),
-    "AR(0.8), half white": (0.8, 0.5),
-    "AR(0.9), 70% white": (0.9, 0.7),
-    "AR(0.95), half white": (0.95, 0.5),
-}
+LENGTHS = (20, 25, 40, 60, 100, 200)
+OF_TEN = 10  # steps in a logged mean
 
 
 TREND_COLUMNS = ("noise", "rise", "jump")
@@ -52,17 +46,42 @@ def mixed(rng: np.random.Generator, n: int, rho: float, white: float) -> np.ndar
     return slow + np.sqrt(white) * rng.normal(size=n)
 
 
+def right_or_wrong(rng: np.random.Generator, n: int) -> np.ndarray:
+    """Noise of deviation about 1, (n,): the share of 16 right answers, whose chance goes up and down slowly."""
+    chance = 1 / (1 + np.exp(-mixed(rng, n, 0.9, 0.0)))
+    return (rng.binomial(16, chance) / 16 - 0.5) / 0.24
+
+
+def mean_of_ten(rng: np.random.Generator, n: int) -> np.ndarray:
+    """Noise of deviation 1, (n,): the mean of the last ten steps, logged at each."""
+    white = rng.normal(size=n + OF_TEN - 1)
+    return np.convolve(white, np.full(OF_TEN, OF_TEN**-0.5), "valid")
+
+
+# Kind of noise -> a draw of n steps. Of AR: autocorrelation of the slow part, and the share of white noise in the variance.
+NOISES: dict[str, Callable[[np.random.Generator, int], np.ndarray]] = {
+    "white": lambda rng, n: mixed(rng, n, 0.0, 1.0),
+    "AR(0.8)": lambda rng, n: mixed(rng, n, 0.8, 0.0),
+    "AR(0.9)": lambda rng, n: mixed(rng, n, 0.9, 0.0),
+    "AR(0.8), half white": lambda rng, n: mixed(rng, n, 0.8, 0.5),
+    "AR(0.9), 70% white": lambda rng, n: mixed(rng, n, 0.9, 0.7),
+    "AR(0.95), half white": lambda rng, n: mixed(rng, n, 0.95, 0.5),
+    "16 right or wrong, AR(0.9)": right_or_wrong,
+    "mean of ten steps": mean_of_ten,
+}
+
+
 def trends(repeats: int, seed: int) -> dict:
     """How often a trend is seen: in noise, in a rise by 3 deviations that levels off at half of the run, and in a jump."""
     found = {}
     for n in LENGTHS:
         at = np.arange(n)
         shapes = {"noise": 0 * at, "rise": 3 * (1 - np.exp(-at / (n / 4))), "jump": 3.0 * (at >= n // 5)}
-        for kind, about in NOISES.items():
+        for kind, draw in NOISES.items():
             rates = {}
             for shape, path in shapes.items():
                 rng = np.random.default_rng(seed)
-                words = [v.trend(curve(path + mixed(rng, n, *about))).word for _ in range(repeats)]
+                words = [v.trend(curve(path + draw(rng, n))).word for _ in range(repeats)]
                 rates[shape] = float(np.mean([word in (v.RISES, v.FALLS) for word in words]))
             found[f"{n}; {kind}"] = rates
             print(n, kind, rates, flush=True)
@@ -140,8 +159,8 @@ def places(repeats: int, seed: int) -> dict:
 
 
 def simulate(repeats: int, seed: int) -> dict:
-    """All rates; those of `trend`, which takes longest, of a tenth of the experiments."""
-    few = {"trends": trends(repeats // 10, seed), "flats": flats(repeats // 10, seed)}
+    """All rates; those of `trend`, which takes longest, of a fifth of the experiments."""
+    few = {"trends": trends(repeats // 5, seed), "flats": flats(repeats // 5, seed)}
     return {"repeats": repeats, "seed": seed} | few | {"copies": copies(repeats, seed), "places": places(repeats, seed)}
 
 
@@ -186,18 +205,18 @@ def page() -> list[str]:
         "",
         f"Made with {made_with(result)}.",
         "",
-        f"All rates are per cent of {repeats} experiments, for `trend` of {repeats // 10}. A rate of 5% is known to about "
-        f"{196 * np.sqrt(0.05 * 0.95 / repeats):.1f} points, for `trend` to {196 * np.sqrt(0.05 * 0.95 * 10 / repeats):.0f}.",
+        f"All rates are per cent of {repeats} experiments, for `trend` of {repeats // 5}. A rate of 5% is known to about "
+        f"{196 * np.sqrt(0.05 * 0.95 / repeats):.1f} points, for `trend` to {196 * np.sqrt(0.05 * 0.95 * 5 / repeats):.0f}.",
         "",
         "## `trend`: does the run rise or fall?",
         "",
         "How often `trend` sees a trend in three kinds of runs: noise of deviation 1 without a trend (at most 5% is the aim),",
-        "a rise by 3 that levels off, and a jump by 3 after a fifth of the run. The noise is white, autoregressive as AR(0.8),",
-        "or a sum of both.",
+        "a rise by 3 that levels off, and a jump by 3 after a fifth of the run. The noise is white, autoregressive as AR(0.9),",
+        "a sum of both, the share of 16 right answers over a slow path, or a mean of ten steps that is logged at each.",
         "",
         f"In white noise a trend is seen wrongly in at most {white:.0f}%, in slow noise in up to {slow:.0f}%: noise that is as",
-        "slow as a trend looks like one. So a trend in one seed needs a second seed. Below 25 points the answer is `too few",
-        "points`, because no test separates slow noise from a trend there.",
+        "slow as a trend looks like one. So each verdict of a rise or fall gives the rate of its length.",
+        "Below 25 points the answer is `too few points`, because no test separates slow noise from a trend there.",
         "",
         *csv_next_to_page("documented_trend.csv"),
         "",

@@ -45,7 +45,7 @@ def test_claims_of_the_articles_have_a_row(rows):
      ("A0.1", {"verdict": "not tested", "command": ""}),  # its only run failed
      ("A4.1", {"verdict": "not tested", "measured": "it converges smoothly (needs 8 GPUs)"}),
      # runs that disagree are counted, and not hidden behind the latest
-     ("A4.2", {"verdict": "confirmed in 1, refuted in 1 of 2 runs", "measured": "turns after 12% of late steps"}),
+     ("A4.2", {"verdict": "not seen on a toy in 1, seen on a toy in 1 of 2 runs", "measured": "turns after 12% of late steps"}),
      ("A4.2", {"scale": "toy"}),
      ("A4.3", {"scale": "full", "measured": "-31.2 to -1.1"}),  # a run of a real model speaks before any toy
      ("A1.1", {"scale": "toy"}),
@@ -124,11 +124,11 @@ def test_toy_says_nothing_of_claims_about_real_models(tmp_path):
     assert row.measured == "It peaks at step 79 of 80 (a toy of 80 steps says nothing of a peak at step 290)"
 
 
-def test_claim_with_several_results_is_confirmed_as_a_whole(tmp_path):
+def test_a_claim_with_several_results_has_them_counted(tmp_path):
     results = [Result("3.3 x forward passes", True, claim="A0.2")]
     results.append(Result("1.2 (0.8 to 1.7) x the seconds", None, "its interval holds 1", "A0.2"))
     save_result(write_run(tmp_path / "one"), results[:1])
     save_result(write_run(tmp_path / "both"), results)
     one, both = (by_id(tmp_path / name)["A0.2"] for name in ("one", "both"))
-    assert (one.verdict, both.verdict) == ("confirmed", "in part: 1 confirmed, 1 inconclusive")
+    assert (one.verdict, both.verdict) == ("seen on a toy", "in part: 1 seen on a toy, 1 inconclusive")
     assert both.measured == "3.3 x forward passes; 1.2 (0.8 to 1.7) x the seconds (its interval holds 1)"

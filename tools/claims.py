@@ -15,6 +15,8 @@ from workbench.runs.results import Claim, claim_titles, load_claims, results_of
 from workbench.runs.run import Run, check_readable, list_runs
 
 PAGE = Path(__file__).parents[1] / "docs" / "evidence" / "claims.md"
+# A toy is no verdict on a claim about a model that people train.
+ON_A_TOY = {"confirmed": "seen on a toy", "refuted": "not seen on a toy"}
 BEGIN, END = "<!-- claims: written by `python -m tools.claims` -->", "<!-- end of claims -->"
 
 
@@ -92,9 +94,11 @@ def _row(untested: Row, runs: list[Run]) -> Row:
 
 def _verdict(run: Run, name: str) -> str:
     """Of all results about a claim: their verdict, or how many have which."""
-    counts = Counter(r.verdict for r in results_of(run.result) if r.claim == name)
-    words = [word if len(counts) == 1 else f"{n} {word}" for word, n in counts.most_common()]
-    return words[0] if len(counts) == 1 else f"in part: {', '.join(words)}"
+    other_words = ON_A_TOY if run.toy else {}
+    counts = Counter(other_words.get(r.verdict, r.verdict) for r in results_of(run.result) if r.claim == name)
+    if len(counts) == 1:
+        return next(iter(counts))
+    return f"in part: {', '.join(f'{n} {word}' for word, n in counts.most_common())}"
 
 
 def run_command(run: Run) -> str:
@@ -122,7 +126,7 @@ def as_markdown(rows: Sequence[Row]) -> str:
 
 def as_csv(rows: Sequence[Row]) -> str:
     """The sheet as CSV: a row for each claim."""
-    head = ["id", "published claim", "thread", "on the installed version", "scale", "measured"]
+    head = ["id", "published claim", "write-up of", "on the installed version", "scale", "measured"]
     return csv_text([*head, "true when it was reported?", "command"], map(_cells, rows))
 
 
