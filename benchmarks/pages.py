@@ -18,6 +18,7 @@ from benchmarks import (
     evidence,
     false_alarms,
     gpu,
+    pads_in_the_loss,
     public_logs,
     rule_rates,
     trl_tests,
@@ -97,6 +98,7 @@ def main() -> None:
     for path, text in pages().items():
         write_text(path, text)
     write_text(DOCS / "images" / "real_weights.svg", evidence.figure().svg())
+    write_text(DOCS / "images" / "pads_in_the_loss.svg", pads_in_the_loss.figure(measured("pads_in_the_loss")).svg())
     write_text(DOCS / "images" / "dose.svg", dose.figure(measured("dose")).svg())
 
 

@@ -32,6 +32,9 @@ ALIKE = 10  # points that two tables share, to be one
 DISTINCT = 5  # values among them: a reward that is stuck is alike in every run
 WINDOW = 20  # steps at the end whose mean is a run's result
 PEOPLE = 3  # runs, for a spread
+# Points from which on, and the share of runs without a trend whose slow noise looks like one: the worst of eight kinds of
+# noise (data/measured/documented_verdicts.json).
+WRONG = ((200, 0.17), (100, 0.26), (LEAST, 0.35))
 FAR = 1e-2  # as a share of the scatter: with one point that differs by more, two tables are different
 
 
@@ -52,7 +55,7 @@ class Verdict:
 def trend(curve: Curve) -> Verdict:
     """Does one run rise, fall or stay level? Its last fifth less its first, with noise that neighbouring steps share.
 
-    - rises, falls: the interval of the change leaves 0 out.
+    - rises, falls: the interval of the change leaves 0 out. The reason says how often slow noise alone looks so.
     - flat: it holds 0 and lies within a tenth of the reward's range. Said only where the range has both ends.
     - inconclusive: neither.
     - too few points: fewer than 25, whatever they do; the change is given, and no test of it.
@@ -76,6 +79,8 @@ def trend(curve: Curve) -> Verdict:
     near = (curve.high - curve.low) / 10 if curve.low is not None and curve.high is not None else 0.0
     if low > 0 or high < 0:
         word = RISES if low > 0 else FALLS
+        rate = next(share for least, share in WRONG if len(y) >= least)
+        numbers += f"; up to {rate:.0%} of runs so long without a trend look like it, where their noise is slow"
     elif max(-low, high) <= near:
         word, numbers = FLAT, f"{numbers}, within a tenth of the range ({near:.3g})"
     else:
