@@ -272,7 +272,7 @@ def grpo_loss(
     """
     s = settings
     high = s.epsilon if s.epsilon_high is None else s.epsilon_high
-    weights = _token_weights(rows, s, accumulation, items, share)
+    weights = token_weights(rows, s, accumulation, items, share)
     chosen = _high_entropy(rows, s.top_entropy_quantile)
     value, slopes, ratios = 0.0, [], []
     for row, weight, kept in zip(rows, weights, chosen, strict=True):
@@ -324,20 +324,20 @@ def rloo_loss(rows: Sequence[LossRow], epsilon: float = 0.2, accumulation: int =
     return Loss(value, slopes, ratios)
 
 
-def _nan_mean(values: np.ndarray, axis: int) -> np.ndarray:
-    count = (~np.isnan(values)).sum(axis=axis, keepdims=True)
-    return np.where(count > 0, np.nansum(values, axis=axis, keepdims=True) / np.maximum(count, 1), np.nan)
+def token_weights(
+    rows: Sequence[LossRow], s: LossSettings, accumulation: int = 1, items: float | None = None, share: float = 1.0
+) -> list[Row]:
+    """What each token's loss is multiplied by: its mask over the divisor of the loss type.
 
+    Args, Raises: as in `grpo_loss`.
 
-def _nan_std(values: np.ndarray, axis: int) -> np.ndarray:
-    """Of a sample (n - 1); NaN below two values."""
-    count = (~np.isnan(values)).sum(axis=axis, keepdims=True)
-    squares = np.nansum((values - _nan_mean(values, axis)) ** 2, axis=axis, keepdims=True)
-    return np.where(count > 1, np.sqrt(squares / np.maximum(count - 1, 1)), np.nan)
+    Returns:
+        N arrays (T,).
 
-
-def _token_weights(rows, s: LossSettings, accumulation: int, items: float | None, share: float) -> list[Row]:
-    """What each token's loss is multiplied by: its mask over the divisor of the loss type."""
+    Example:
+        >>> token_weights([LossRow(np.zeros(2), 1.0, np.ones(2))], LossSettings(loss_type="dr_grpo", max_completion_length=8))
+        [array([0.125, 0.125])]
+    """
     counts = [float(row.mask.sum()) for row in rows]
     if s.loss_type in ("grpo", "sapo"):
         divisors = [max(count, 1.0) * len(rows) * accumulation for count in counts]
@@ -352,6 +352,18 @@ def _token_weights(rows, s: LossSettings, accumulation: int, items: float | None
     else:
         raise ValueError(f"loss_type {s.loss_type!r}: expected one that TRL has, such as 'dapo'")
     return [row.mask / divisor for row, divisor in zip(rows, divisors, strict=True)]
+
+
+def _nan_mean(values: np.ndarray, axis: int) -> np.ndarray:
+    count = (~np.isnan(values)).sum(axis=axis, keepdims=True)
+    return np.where(count > 0, np.nansum(values, axis=axis, keepdims=True) / np.maximum(count, 1), np.nan)
+
+
+def _nan_std(values: np.ndarray, axis: int) -> np.ndarray:
+    """Of a sample (n - 1); NaN below two values."""
+    count = (~np.isnan(values)).sum(axis=axis, keepdims=True)
+    squares = np.nansum((values - _nan_mean(values, axis)) ** 2, axis=axis, keepdims=True)
+    return np.where(count > 1, np.sqrt(squares / np.maximum(count - 1, 1)), np.nan)
 
 
 def _log_ratio(difference: Row, mask: Row, level: str):
