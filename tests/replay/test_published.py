@@ -106,6 +106,20 @@ def test_a_masked_batch_has_neither_loss_nor_slope(name):
         assert got.value == 0 and all((slopes == 0).all() for slopes in got.slopes)
 
 
+def test_micro_batches_add_up_to_the_mean_over_tokens():
+    rows = plain(made_rows())
+    tokens = sum(row.mask.sum() for row in rows)
+    parts = [PPO(part, average=tokens / len(part)) for part in (rows[:1], rows[1:])]
+    whole = PPO(rows)
+    assert sum(part.value for part in parts) == pytest.approx(whole.value)
+    assert_same(replace(whole, slopes=[slopes for part in parts for slopes in part.slopes]), whole)
+
+
+def test_a_budget_of_tokens_is_the_divisor_of_dr_grpo():
+    settings = LossSettings(loss_type="dr_grpo", max_completion_length=8)
+    assert_same(PPO(made_rows(), average=8), grpo_loss(made_rows(), settings))
+
+
 def test_dual_clip_without_a_limit_is_the_clip():
     for seed in range(10):
         for average, loss_type in (("rows", "grpo"), ("tokens", "bnpo"), ("sums", "luspo")):

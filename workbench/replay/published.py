@@ -36,7 +36,7 @@ _AVERAGES = {"rows": "grpo", "tokens": "bnpo", "sums": "luspo"}
 _Terms = tuple[Row, Row, Row]  # (T,) each: a row's loss at its tokens, the slopes by their log-probs, the ratios
 
 
-def average_weights(rows: Sequence[LossRow], average: str | int) -> list[Row]:
+def average_weights(rows: Sequence[LossRow], average: str | float) -> list[Row]:
     """The weight of each token in the mean over a batch.
 
     Args:
@@ -44,7 +44,8 @@ def average_weights(rows: Sequence[LossRow], average: str | int) -> list[Row]:
         average: `rows`, the mean over rows of the means over their tokens (GRPO, 2402.03300 eq. 3; GSPO, 2507.18071 eq. 5);
             `tokens`, the mean over all tokens (DAPO, 2503.14476 eq. 12; CISPO, 2506.13585 eq. 4); `sums`, the mean over
             rows of the sums over their tokens (RLOO, 2402.14740); a number, the same over that budget of tokens (Dr. GRPO,
-            2503.20783).
+            2503.20783). In a micro-batch of n rows the number M / n gives its part of the mean over all M tokens of the
+            update.
 
     Returns:
         N arrays (T,), 0 where the mask is 0.
@@ -58,13 +59,13 @@ def average_weights(rows: Sequence[LossRow], average: str | int) -> list[Row]:
         [[0.5, 0.125], [0.2, 0.2], [0.5, 0.5], [0.125, 0.125]]
     """
     if not isinstance(average, str):
-        return token_weights(rows, LossSettings(loss_type="dr_grpo", max_completion_length=average))
+        return [row.mask / (len(rows) * average) for row in rows]
     if average not in _AVERAGES:
         raise ValueError(f"average {average!r}: expected {', '.join(_AVERAGES)}, or a number of tokens")
     return token_weights(rows, LossSettings(loss_type=_AVERAGES[average]))
 
 
-def reinforce_loss(rows: Sequence[LossRow], average: str | int = "sums") -> Loss:
+def reinforce_loss(rows: Sequence[LossRow], average: str | float = "sums") -> Loss:
     """REINFORCE: each token's log-prob, weighed with its advantage. It has no ratio, hence no clip.
 
     Source: RLOO, 2402.14740, with `leave_one_out_advantages`. TRL's RLOO clips the ratio of the whole row (`rloo_loss`); under
@@ -88,7 +89,7 @@ def dual_clip_loss(
     epsilon: float = 0.2,
     epsilon_high: float | None = None,
     c: float = 3.0,
-    average: str | int = "tokens",
+    average: str | float = "tokens",
 ) -> Loss:
     """PPO's clipped loss with a second limit: c times the advantage's size, where the advantage is negative.
 
@@ -121,7 +122,7 @@ def decoupled_ppo_loss(
     epsilon: float = 0.2,
     epsilon_high: float | None = None,
     cap: float = np.inf,
-    average: str | int = "tokens",
+    average: str | float = "tokens",
 ) -> Loss:
     """PPO around a proximal policy, weighed by how much likelier that policy is than the one that sampled.
 
@@ -147,7 +148,7 @@ def gspo_token_loss(
     rows: Sequence[LossRow],
     epsilon: float = 3e-4,
     epsilon_high: float = 4e-4,
-    average: str | int = "rows",
+    average: str | float = "rows",
     frozen: Sequence[Row] | None = None,
 ) -> Loss:
     """GSPO with a gradient of each token alone: the ratio is the geometric mean over the row, held constant, times pi / sg[pi].
@@ -177,7 +178,7 @@ def cispo_loss(
     rows: Sequence[LossRow],
     low: float = 0.0,
     high: float = 5.0,
-    average: str | int = "tokens",
+    average: str | float = "tokens",
     frozen: Sequence[Row] | None = None,
 ) -> Loss:
     """REINFORCE, weighed with the limited ratio, which is held constant: a token beyond the limits keeps its gradient.
@@ -238,7 +239,7 @@ def dppo_loss(
     high: float = 0.2,
     kind: str = "tv",
     squared: float = 0.0,
-    average: str | int = "tokens",
+    average: str | float = "tokens",
 ) -> Loss:
     """The ratio times the advantage, without tokens that an update has moved too far from the behaviour in its own direction.
 
@@ -300,7 +301,7 @@ def kl_terms(logps: Row, ref_logps: Row, estimator: str = "k3") -> tuple[Row, Ro
     return value, d if estimator.endswith("+") else slope
 
 
-def kl_loss(rows: Sequence[LossRow], beta: float = 0.04, estimator: str = "k3", average: str | int = "rows") -> Loss:
+def kl_loss(rows: Sequence[LossRow], beta: float = 0.04, estimator: str = "k3", average: str | float = "rows") -> Loss:
     """The penalty of the divergence from the reference as a part of the loss; add its value and slopes to those of another.
 
     Source: `kl_terms`; beta = 0.04 is GRPO's, 2402.03300. TRL, verl and prime-rl have it off by default.
@@ -418,7 +419,7 @@ def geometric_weight(old: Row, sampled: Row, mask: Row, low: float = 0.0, high: 
     return np.where((mean < low) | (mean > high), 0.0, mean)
 
 
-def _loss(rows: Sequence[LossRow], average: str | int, terms: Iterable[_Terms]) -> Loss:
+def _loss(rows: Sequence[LossRow], average: str | float, terms: Iterable[_Terms]) -> Loss:
     """The mean of the terms, each weighed with the row's correction."""
     value, slopes, ratios = 0.0, [], []
     for row, weights, (loss, slope, ratio) in zip(rows, average_weights(rows, average), terms, strict=True):
