@@ -19,7 +19,7 @@ FLOORS = {room: floor for floor, rooms in enumerate([
     ("generation", "consistency", "runs", "trl_release"),
     ("replay", "logs"),
     ("training", "curves"),
-    ("audit",),
+    ("audit", "reward"),
     ("watch",),
     ("experiments",),
     ("lab", "pytest_plugin"),
@@ -27,7 +27,7 @@ FLOORS = {room: floor for floor, rooms in enumerate([
     ("__main__",),
 ]) for room in rooms}  # fmt: skip
 FLOORS["__init__"] = FLOORS["generation"]  # the package itself loads no room: names are loaded when they are first used
-WITHOUT_TORCH = ("replay", "logs", "curves", "audit", "runs")
+WITHOUT_TORCH = ("replay", "logs", "curves", "audit", "reward", "runs")
 # File -> why it imports another file of the package inside a function.
 IMPORTS_LATER = {
     "cli.py": "a command loads the libraries of its own room alone",

@@ -3,6 +3,7 @@ from . import consistency as consistency
 from . import curves as curves
 from . import generation as generation
 from . import replay as replay
+from . import reward as reward
 from . import runs as runs
 from . import watch as watch
 from .audit.report import audit_run

@@ -12,6 +12,7 @@ from pathlib import Path
 
 from . import __version__
 from .errors import ParameterError, WorkbenchError
+from .runs.files import jsonable
 from .runs.parameters import notebook_parameters, parse_assignments
 from .runs.run import Run, check_readable, list_runs, load_run, runs_root, what_is_unknown
 from .runs.secrets import hide_tokens
@@ -94,7 +95,7 @@ def _parser() -> argparse.ArgumentParser:
 
     def command(function: Callable, *, of_runs: bool = True) -> argparse.ArgumentParser:
         *purpose, example = inspect.cleandoc(function.__doc__ or "").split("\n\n")
-        about, name = " ".join(" ".join(purpose).split()), function.__name__.removeprefix("_")
+        about, name = " ".join(" ".join(purpose).split()), function.__name__.removeprefix("_").replace("_", "-")
         made = commands.add_parser(name, help=purpose[0], description=about, epilog=example)
         made.set_defaults(command=function)
         if of_runs:
@@ -159,6 +160,15 @@ def _parser() -> argparse.ArgumentParser:
     form = audit.add_mutually_exclusive_group()
     form.add_argument("--brief", action="store_true", help="one line a run, with only its worst finding")
     form.add_argument("--json", action="store_true", help="one JSON object a run")
+
+    pays = command(_reward_report, of_runs=False)
+    recorded = "folder or file of recorded completions with rewards"
+    pays.add_argument("path", type=Path, metavar="PATH", help=recorded)
+    right = "JSON lines with `prompt` and `answer`, if the completions have no answers"
+    pays.add_argument("--answers", type=Path, metavar="FILE", help=right)
+    more = "Python file with your own features; it is executed, so name only a file that you trust"
+    pays.add_argument("--features", type=Path, metavar="FILE", help=more)
+    pays.add_argument("--json", action="store_true", help="one JSON object")
 
     replay = command(_replay)
     source = "run id, folder, `last`, or the file of a recorded step"
@@ -502,6 +512,23 @@ def _audit(args) -> int:
 
     given = {"limit": args.limit, "stops": args.stop, "model": args.model, "baseline": args.baseline}
     return audit_paths(args.paths, as_json=args.json, brief=args.brief, rules=args.rules, settings=args.set, **given)
+
+
+def _reward_report(args) -> int:
+    """Say which feature of a completion the reward of a training paid for, from its recorded completions.
+
+    Within groups: length, tags, copied words, tool calls and others, compared among equally right completions where right
+    answers are known. Exit code 0: none is named, 1: one is, 2: unusable input, 3: the report could not finish.
+
+    Example: workbench reward-report outputs --answers train.jsonl
+    """
+    from .reward.features import load_features
+    from .reward.report import reward_report
+
+    own = load_features(args.features) if args.features else []
+    report = reward_report(args.path, answers=args.answers, features=own)
+    print(json.dumps(jsonable(report.as_json())) if args.json else report)
+    return int(bool(report.named))
 
 
 def _replay(args) -> int:

@@ -1,0 +1,100 @@
+"""Each feature on a completion that has it, and answers that are the same in other clothes."""
+
+import math
+
+import pytest
+
+from workbench.errors import ParameterError
+from workbench.reward.answers import contains_answer, final_answer, is_right, wanted
+from workbench.reward.features import FEATURES, checked, feature, load_features, measured, named
+
+PLAIN = {"completion": "so it is a sum", "prompt": "What is the sum of 2 and 3?", "answer": "5"}
+SHOWN = {
+    "length": {"tokens": 500},
+    "ended": {"finish_reason": "stop"},
+    "closed tags": {"completion": "<think>a</think>"},
+    "code fences": {"completion": "```python\n1\n```"},
+    "answer box": {"completion": r"\boxed{5}"},
+    "answer anywhere": {"completion": "4 or 5 or 6"},
+    "numbers": {"completion": "1, 2.5 and 1,000"},
+    "repetition": {"completion": "a b c a b c a b c"},
+    "copied prompt": {"completion": "what is the sum of all"},
+    "capitals": {"completion": "SUM"},
+    "other alphabet": {"completion": "ответ 答案"},
+    "symbols": {"completion": "!!! a"},
+    "lines": {"completion": "a\nb\nc"},
+    "hedging words": {"completion": "Wait, maybe I think so"},
+    "tool calls": {"completion": '<tool_call>{"name": "add"}</tool_call>'},
+    "failed tool calls": {"completion": "<tool_response>Traceback: timed out</tool_response>"},
+}
+
+
+@pytest.mark.parametrize("each", FEATURES, ids=lambda each: each.name)
+def test_a_feature_is_larger_where_a_completion_has_it(each):
+    without = each(**PLAIN | ({"finish_reason": "length"} if each.name == "ended" else {}))
+    assert each(**PLAIN | SHOWN[each.name]) > without
+
+
+def test_what_is_not_recorded_is_not_known():
+    assert math.isnan(named("ended")("text")) and math.isnan(named("answer anywhere")("text"))
+    assert named("tool-calls") is named("tool calls")
+
+
+@pytest.mark.parametrize(
+    "text, answer, right, anywhere",
+    [
+        ("42", 42, True, True),
+        ("<answer> 42 </answer>", "42", True, True),
+        (r"so \boxed{\text{42}}.", 42.0, True, True),
+        ("41 <answer>43</answer> no, 42", "42", False, True),
+        ("It is $1,234.", "1234", True, True),
+        ("142", "42", False, False),
+        ("42.5", "42", False, False),
+        ("Reasoning.\n#### 42", "6*7=42\n#### 42", True, True),
+        ("", "42", False, False),
+        ("paris.", "Paris", True, True),
+        ("4", ["four", "4"], True, True),
+        ("42", None, False, False),
+        ("42", float("nan"), False, False),
+        ("B", {"ground_truth": "B"}, True, True),
+        (r"\boxed{42", "42", False, True),
+    ],
+)
+def test_an_answer_is_right_in_any_clothes_and_nowhere_else(text, answer, right, anywhere):
+    assert (is_right(text, answer), contains_answer(text, answer)) == (right, anywhere)
+
+
+def test_an_empty_text_has_an_empty_answer():
+    assert final_answer(" \n") == "" and wanted("") == []
+
+
+def test_own_features_have_names_of_their_own(tmp_path):
+    file = tmp_path / "mine.py"
+    file.write_text("from workbench.reward import feature\n@feature\ndef shouts(completion, **row):\n    return 1\n")
+    (shouts,) = load_features(file)
+    assert checked([shouts])[-1].name == "shouts"
+
+    @feature
+    def length(completion, **row):
+        return 0
+
+    for wrong, says in (
+        ([length], "two features have the name 'length'"),
+        ([len], "expected a function that `@feature`"),
+    ):
+        with pytest.raises(ParameterError, match=says):
+            checked(wrong)
+    with pytest.raises(ParameterError, match=r"add `\*\*row`"):
+        feature(lambda completion: 1)
+    with pytest.raises(ParameterError, match="defines no feature"):
+        file.write_text("x = 1\n")
+        load_features(file)
+
+
+def test_a_feature_that_raises_names_the_completion():
+    @feature
+    def first_word(completion, **row):
+        return len(completion.split()[0])
+
+    with pytest.raises(ParameterError, match=r"first word, completion 1 \(''\): IndexError"):
+        measured([{"completion": "a"}, {"completion": ""}], [first_word])

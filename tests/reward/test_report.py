@@ -1,0 +1,170 @@
+"""What a reward pays for: planted rewards are named, healthy and random ones are not; records of any writer."""
+
+import json
+
+import pandas as pd
+import pytest
+from conftest import ROOT, call
+
+from benchmarks.reward_report import PLANTED, exact, healthy, planted, run_of
+from workbench.errors import ParameterError, RunError
+from workbench.reward import feature, reward_report
+from workbench.reward.read import load_completions
+
+LONGER = [{"step": s, "prompt": "p", "completion": "word " * n, "reward": n} for s in range(30) for n in (1, 5, 9)]
+
+
+@pytest.mark.slow
+def test_each_planted_reward_is_named_and_grows_in_the_completions():
+    found = planted()
+    assert [row["right"] for row in found.values()] == [True] * len(PLANTED) == [True] * 5
+    grows = [name for name, row in found.items() if "Over the run this grows" in row["headline"]]
+    assert [name.partition(":")[0] for name in grows] == ["length", "tools"]
+    assert all("completions have more of it" in row["headline"] for row in found.values())
+
+
+@pytest.mark.slow
+def test_healthy_and_random_rewards_are_met_with_silence():
+    found = healthy()
+    assert len(found) == 20 and [name for name, names in found.items() if names] == []
+
+
+def test_right_answers_explain_a_healthy_reward():
+    report = reward_report(run_of(exact, "length", steps=15))
+    assert report.verdict == "nothing found" and report.answers == pytest.approx(1)
+    assert "leaves next to nothing for another feature" in report.headline
+
+
+def test_few_groups_with_differing_rewards_are_too_few():
+    rows = [row | {"reward": row["reward"] if row["step"] < 19 else 1} for row in LONGER]
+    report = reward_report(rows)
+    assert report.verdict == "cannot tell" and "rewards differ in 19 groups" in str(report)
+    nothing = reward_report([row | {"reward": None} for row in LONGER])
+    assert (nothing.groups, nothing.completions) == (0, 0)
+
+
+def test_the_report_shows_three_completions_of_one_group():
+    report = reward_report(LONGER)
+    assert report.verdict == "pays for more length" and "no right answers are known" in report.headline
+    assert [example.reward for example in report.examples] == [9, 5, 1]
+    assert len({example.step for example in report.examples}) == 1
+    page = report._repr_html_()
+    assert "Three completions of one group" in page and "<script" not in page
+
+
+def test_a_page_shows_what_a_model_wrote_as_text():
+    rows = [row | {"completion": row["completion"] + "<script>alert(1)</script>"} for row in LONGER]
+    assert "<script>" not in reward_report(rows)._repr_html_()
+
+
+def test_an_own_feature_is_named():
+    @feature
+    def distance_from_five_words(completion, **row):
+        return abs(len(completion.split()) - 5)
+
+    rows = [row | {"reward": -abs(row["reward"] - 5) + 0.001 * row["reward"]} for row in LONGER]
+    assert reward_report(rows).named == ()
+    (paid, *_) = reward_report(rows, features=[distance_from_five_words]).named
+    assert (paid.name, paid.sign) == ("distance from five words", -1)
+
+
+def test_the_same_record_gives_the_same_report():
+    assert str(reward_report(LONGER)) == str(reward_report(pd.DataFrame(LONGER)))
+
+
+def test_advantages_are_explained_where_the_record_has_them():
+    rows = [row | {"advantage": (row["reward"] - 5) / 4} for row in LONGER]
+    assert reward_report(rows).target == "advantage"
+    mixed = [row | {"advantage": 1.0} for row in rows]  # they do not add up to 0: no advantages of these groups
+    assert reward_report(mixed).target == "reward"
+
+
+def test_recorded_completions_of_a_real_training_are_read():
+    """SmolLM2 adds two numbers, and TRL pays the right answer in its tag."""
+    report = reward_report(ROOT / "data/measured/stop_string/completions-stock-masked-seed-1.jsonl.gz")
+    assert report.completions == 960 and report.named == ()
+    assert report.answers == pytest.approx(1, abs=0.01)
+
+
+def test_parquet_of_stock_trl_is_read_with_answers_from_a_file(tmp_path):
+    folder = ROOT / "tests/audit/runs/stock_no_seed"
+    table, _ = load_completions(folder)
+    file = tmp_path / "train.jsonl"
+    rows = table[table["reward"] == 1][["prompt", "completion"]].drop_duplicates()
+    file.write_text("".join(json.dumps({"prompt": p, "answer": c}) + "\n" for p, c in rows.to_numpy()))
+    assert reward_report(folder).answers is None
+    report = reward_report(folder, answers=file)
+    assert report.named == () and report.answers == pytest.approx(1, abs=0.01)
+
+
+def test_rollouts_of_verl_and_of_prime_rl_are_read(tmp_path):
+    for step in range(1, 25):
+        verl = [{"input": "p", "output": "word " * n, "gts": "7", "score": n, "step": step} for n in (1, 5, 9)]
+        write_lines(tmp_path / "verl" / f"{step}.jsonl", verl)
+        message = [{"role": "assistant", "content": "word"}]
+        prime = [
+            {"example_id": 3, "prompt": "Which?", "completion": message * n, "answer": "7", "reward": n} for n in (1, 9)
+        ]
+        write_lines(tmp_path / "prime" / f"step_{step}" / "train_rollouts.jsonl", prime)
+        write_lines(tmp_path / "prime" / f"step_{step}" / "eval_rollouts.jsonl", prime)
+    for name, number in (("verl", 72), ("prime", 48)):
+        report = reward_report(tmp_path / name)
+        assert (report.completions, report.groups, report.named[0].name) == (number, 24, "length")
+    single = load_completions(tmp_path / "verl" / "7.jsonl")[0]
+    assert single["step"].unique().tolist() == [7] and single["answer"].tolist() == ["7"] * 3
+
+
+def write_lines(path, rows) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+
+
+def test_tools_of_a_conversation_are_counted():
+    call_ = {"role": "assistant", "content": None, "tool_calls": [{"function": {"name": "add"}}]}
+    failed = {"role": "tool", "content": "Error: timed out"}
+    rows = [
+        {"step": s, "prompt": [{"role": "user", "content": "p"}], "completion": [call_, failed] * n, "reward": -n}
+        for s in range(25)
+        for n in (1, 2, 3)
+    ]
+    names = [paid.what for paid in reward_report(rows).named]
+    assert "less tool calls" in names and "less failed tool calls" in names
+
+
+def test_evaluations_in_the_record_are_left_out():
+    rows = [row | {"of": "training"} for row in LONGER] + [row | {"of": "held out", "reward": 0} for row in LONGER]
+    assert reward_report(rows).completions == len(LONGER)
+
+
+@pytest.mark.parametrize(
+    "change, says",
+    [
+        (lambda table: table.drop(columns="completion"), "no column `completion`, only step, prompt, reward"),
+        (lambda table: table.drop(columns="step"), "no column `step`"),
+        (lambda table: table.drop(columns="reward"), "no `reward`"),
+    ],
+)
+def test_a_missing_column_is_named(change, says):
+    with pytest.raises(ParameterError, match=says):
+        reward_report(change(pd.DataFrame(LONGER)))
+
+
+def test_a_place_without_completions_is_refused(tmp_path):
+    (tmp_path / "notes.jsonl").write_text('{"loss": 1}\n')
+    with pytest.raises(RunError, match="no completions in this folder"):
+        reward_report(tmp_path)
+    with pytest.raises(RunError, match="no such file or folder"):
+        reward_report(tmp_path / "gone")
+    with pytest.raises(ParameterError, match="none of its 1 prompts"):
+        reward_report(LONGER, answers={"other": 1})
+
+
+def test_the_command_says_by_its_code_if_something_is_named(capsys, tmp_path):
+    write_lines(tmp_path / "rollouts.jsonl", LONGER)
+    code, out, _ = call(capsys, "reward-report", tmp_path / "rollouts.jsonl")
+    assert code == 1 and out.startswith("The reward pays for more length")
+    code, out, _ = call(capsys, "reward-report", tmp_path / "rollouts.jsonl", "--json")
+    assert code == 1 and json.loads(out)["features"][0]["named"] is True
+    write_lines(tmp_path / "flat.jsonl", [row | {"reward": 1} for row in LONGER])
+    assert call(capsys, "reward-report", tmp_path / "flat.jsonl")[0] == 0
+    assert call(capsys, "reward-report", tmp_path / "gone")[0] == 2

@@ -1,0 +1,6 @@
+# What `workbench.reward` gives, each name loaded when it is first used.
+from .features import feature
+from .report import reward_report
+
+# fmt: off
+__all__ = ["feature", "reward_report"]

@@ -1,0 +1,118 @@
+"""The final answer in a text, and when two answers are the same. No model and no parser of mathematics is asked."""
+
+import re
+from typing import Any
+
+_TAG = re.compile(r"<answer>(.*?)</answer>", re.DOTALL | re.IGNORECASE)
+_BOX = re.compile(r"\\(?:boxed|fbox)\s*\{")
+_NUMBER = re.compile(r"-?\d[\d,]*(?:\.\d+)?(?:/\d+)?")
+_LATEX = re.compile(r"\\(?:text|mathrm|mathbf|textbf)\{([^{}]*)\}")
+
+
+def boxed(text: str) -> str | None:
+    r"""Return what the last `\boxed{...}` holds, with its inner braces; None where there is none or it is not closed.
+
+    Example:
+        >>> boxed(r"so \boxed{\frac{1}{2}}")
+        '\\frac{1}{2}'
+    """
+    for start in reversed([match.end() for match in _BOX.finditer(text)]):
+        depth = 1
+        for place in range(start, len(text)):
+            depth += {"{": 1, "}": -1}.get(text[place], 0)
+            if not depth:
+                return text[start:place]
+    return None
+
+
+def marked_answer(text: str) -> str | None:
+    r"""Return the answer that a text marks: the last `<answer>`, else the last `\boxed{}`, else what follows the last `####`.
+
+    Example:
+        >>> marked_answer("<think>41?</think><answer> 42 </answer>"), marked_answer("maybe 42")
+        (' 42 ', None)
+    """
+    if tags := _TAG.findall(text):
+        return tags[-1]
+    if (box := boxed(text)) is not None:
+        return box
+    if "####" in text:
+        after = text.rpartition("####")[2].strip()
+        return after.splitlines()[0] if after else None
+    return None
+
+
+def plain(answer: str) -> str:
+    r"""Return an answer without what only dresses it: white space, case, dollar signs, bold, commas of thousands, a last stop.
+
+    Example:
+        >>> [plain(text) for text in (" $1,234$. ", r"\text{Paris}", "**7.0**")]
+        ['1234', 'paris', '7']
+    """
+    text = _LATEX.sub(r"\1", answer).replace("\\!", "").replace("\\,", "").replace("\\$", "")
+    text = " ".join(text.replace("$", " ").replace("**", " ").split()).strip().rstrip(".").strip().lower()
+    text = re.sub(r"(?<=\d),(?=\d{3})", "", text)
+    if re.fullmatch(r"-?\d+\.0+", text):
+        return text.partition(".")[0]
+    return text
+
+
+def wanted(answer: Any) -> list[str]:
+    """Return the right answers of a row in plain form: one, or several where it holds a list.
+
+    Example:
+        >>> wanted("6 * 7 = 42 #### 42"), wanted(["4", "four"]), wanted(None)
+        (['42'], ['4', 'four'], [])
+    """
+    if answer is None or answer != answer:
+        return []
+    if isinstance(answer, dict):
+        answer = answer.get("ground_truth", answer.get("target"))
+        return wanted(answer)
+    if hasattr(answer, "tolist") and not isinstance(answer, str):
+        answer = answer.tolist()
+    if isinstance(answer, list | tuple):
+        return [text for each in answer for text in wanted(each)]
+    text = str(answer)
+    if isinstance(answer, float) and answer.is_integer():
+        text = str(int(answer))
+    marked = marked_answer(text)
+    found = plain(text if marked is None else marked)
+    return [found] if found else []
+
+
+def final_answer(text: str) -> str:
+    """Return the answer of a completion in plain form: the marked one, else its last number if it has several words, else all.
+
+    Example:
+        >>> final_answer("It is 6 times 7, so 42."), final_answer(" Paris. ")
+        ('42', 'paris')
+    """
+    marked = marked_answer(text)
+    if marked is not None:
+        return plain(marked)
+    whole = plain(text)
+    if len(whole.split()) > 1 and (numbers := _NUMBER.findall(text)):
+        return plain(numbers[-1].rstrip(","))
+    return whole
+
+
+def is_right(text: str, answer: Any) -> bool:
+    """Return True where the final answer of a completion is one of the right ones.
+
+    Example:
+        >>> is_right("<answer>1,234</answer>", 1234), is_right("42 or 43", "42")
+        (True, False)
+    """
+    return final_answer(text) in wanted(answer)
+
+
+def contains_answer(text: str, answer: Any) -> bool:
+    """Return True where a right answer stands anywhere in a completion as a word or number of its own.
+
+    Example:
+        >>> contains_answer("42 or 43", "42"), contains_answer("142", "42")
+        (True, False)
+    """
+    whole = plain(text)
+    return any(re.search(rf"(?<![\w.])-?{re.escape(each)}(?!\w|\.\d)", whole) for each in wanted(answer))
