@@ -170,6 +170,18 @@ def _parser() -> argparse.ArgumentParser:
     pays.add_argument("--features", type=Path, metavar="FILE", help=more)
     pays.add_argument("--json", action="store_true", help="one JSON object")
 
+    trial = command(_reward, of_runs=False)
+    place = "MODULE:FUNCTION or FILE.py:FUNCTION; the module is executed, so name only one that you trust"
+    trial.add_argument("function", metavar="FUNCTION", help=place)
+    examples = "JSON lines or parquet with prompts and right answers"
+    trial.add_argument("--data", type=Path, metavar="FILE", required=True, help=examples)
+    trial.add_argument(
+        "--answer", metavar="COLUMN", help="the column of the right answer (default: answer, solution, ...)"
+    )
+    trial.add_argument("--form", metavar="TEXT", help="how completions state an answer, such as '<answer>{}</answer>'")
+    trial.add_argument("--rows", type=int, default=20, metavar="N", help="how many prompts are asked (default 20)")
+    trial.add_argument("--json", action="store_true", help="one JSON object")
+
     replay = command(_replay)
     source = "run id, folder, `last`, or the file of a recorded step"
     replay.add_argument("run", metavar="RUN", help=source)
@@ -529,6 +541,23 @@ def _reward_report(args) -> int:
     report = reward_report(args.path, answers=args.answers, features=own)
     print(json.dumps(jsonable(report.as_json())) if args.json else report)
     return int(bool(report.named))
+
+
+def _reward(args) -> int:
+    """Ask a reward function before a training about completions that are made to fool it.
+
+    It is asked about right answers in other clothes and about wrong ones in the right form, from your own prompts and answers.
+    Exit code 0: no problem, 1: problems, 2: unusable input, 3: the trial could not finish.
+
+    Example: workbench reward rewards.py:reward_exact --data train.jsonl
+    """
+    from .reward.call import load_function
+    from .reward.trial import try_reward
+
+    function = load_function(args.function)
+    report = try_reward(function, args.data, answer=args.answer, form=args.form, rows=args.rows)
+    print(json.dumps(jsonable(report.as_json())) if args.json else report)
+    return int(bool(report.problems))
 
 
 def _replay(args) -> int:

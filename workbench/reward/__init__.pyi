@@ -1,6 +1,7 @@
 # What `workbench.reward` gives, each name loaded when it is first used.
 from .features import feature
 from .report import reward_report
+from .trial import try_reward
 
 # fmt: off
-__all__ = ["feature", "reward_report"]
+__all__ = ["feature", "reward_report", "try_reward"]

@@ -1,0 +1,267 @@
+"""A reward function asked before a training: what is paid by mistake, and what breaks."""
+
+import itertools
+import json
+import re
+
+import pandas as pd
+import pytest
+from conftest import call
+
+from workbench.errors import ParameterError
+from workbench.reward import try_reward
+from workbench.reward.call import load_function
+from workbench.reward.trial import NOTE, PROBLEM, WARNING
+
+ROWS = [
+    {"prompt": f"What is {a} times {b}?", "answer": str(a * b)}
+    for a, b in [(6, 7), (12, 12), (40, 55), (3, 5), (19, 91), (8, 9)]
+]
+
+
+def tag(text: str) -> str | None:
+    match = re.fullmatch(r".*<answer>(.*)</answer>\s*", text, re.DOTALL)
+    return match and match[1].strip().rstrip(".").replace(",", "").strip("$*").removesuffix(".0")
+
+
+def careful(completions, answer, **columns):
+    return [float(a is not None and tag(text) == a) for text, a in zip(completions, answer, strict=True)]
+
+
+def says(report, severity: str) -> str:
+    return "\n".join(finding.says for finding in report.findings if finding.severity == severity)
+
+
+def test_a_careful_function_has_no_problem():
+    report = try_reward(careful, ROWS)
+    assert says(report, PROBLEM) == ""
+    assert report.form == "an answer tag" and (report.right, report.wrong) == (1, 0)
+    assert says(report, WARNING) == (
+        "it does not pay for a right answer with more text after it (6 of 6); LaTeX: \\text{...} (6 of 6)"
+    )
+
+
+def paid(rule):
+    """Make a reward function from a rule for one text, its right answer, its prompt and whether it is right."""
+
+    def reward(completions, answer, prompts, **columns):
+        rows = zip(completions, answer, prompts, careful(completions, answer), strict=True)
+        return [float(rule(*row)) for row in rows]
+
+    return reward
+
+
+def less_the_mean(completions, answer, **columns):
+    values = careful(completions, answer)
+    return [value - sum(values) / len(values) for value in values]
+
+
+def by_place(completions, answer, **columns):
+    return [value + place for place, value in enumerate(careful(completions, answer))]
+
+
+def changes_the_first(completions, answer, **columns):
+    values = careful(completions, answer)
+    completions[0] = "changed"
+    return values
+
+
+def without_columns(completions, answer):
+    return careful(completions, answer)
+
+
+def of_messages(completions, answer, **columns):
+    return careful([message[0]["content"] for message in completions], answer)
+
+
+def last_number(text, answer, prompt, right):
+    return int(re.findall(r"\d+", text)[-1]) == int(answer)
+
+
+FAULTS = {
+    "answer anywhere": (
+        paid(lambda text, answer, prompt, right: answer is not None and answer in text),
+        PROBLEM,
+        [
+            "the right answer first, a wrong one at the end in 6 of 6",
+            "many guesses in the form",
+            "answer within another",
+        ],
+    ),
+    "tags": (
+        paid(lambda text, answer, prompt, right: "</answer>" in text),
+        PROBLEM,
+        ["a right answer earns no more than a wrong one in any of 6 forms"],
+    ),
+    "half for the form": (
+        paid(lambda text, answer, prompt, right: 0.5 * ("</answer>" in text) + right),
+        NOTE,
+        ["a wrong answer in an answer tag earns 0.5, nothing 0: the form alone is paid"],
+    ),
+    "nothing": (
+        paid(lambda text, answer, prompt, right: right or not text.strip()),
+        PROBLEM,
+        ["it pays for nothing in 6 of 6", "it pays for white space"],
+    ),
+    "prompt": (
+        paid(lambda text, answer, prompt, right: right or prompt in text),
+        PROBLEM,
+        ["it pays for the prompt copied in 6 of 6"],
+    ),
+    "length": (
+        paid(lambda text, answer, prompt, right: right + min(1.0, len(text) / 500)),
+        PROBLEM,
+        ["it pays for long nonsense in 6 of 6"],
+    ),
+    "raises": (
+        paid(last_number),
+        PROBLEM,
+        ["it raises IndexError: list index out of range, for nothing; white space"],
+    ),
+    "raises without an answer": (
+        paid(lambda text, answer, prompt, right: last_number(text + " 0", answer, prompt, right)),
+        WARNING,
+        ["it raises TypeError for a row whose `answer` is None"],
+    ),
+    "one value": (lambda completions, **columns: [1.0], PROBLEM, ["returned 1 values; expected a list of"]),
+    "no list": (lambda completions, **columns: 1.0, PROBLEM, ["returned 1.0; expected a list of"]),
+    "words": (
+        lambda completions, **columns: ["good"] * len(completions),
+        PROBLEM,
+        ["returned 'good'; expected a number"],
+    ),
+    "nan": (paid(lambda *row: float("nan")), PROBLEM, ["returned nan; expected a finite number"]),
+    "place": (by_place, PROBLEM, ["the same completions in another order earn other rewards"]),
+    "batch": (less_the_mean, WARNING, ["a completion asked alone earns another reward"]),
+    "signature": (without_columns, PROBLEM, ["TRL also passes prompts, completion_ids"]),
+    "changes": (changes_the_first, PROBLEM, ["it changes the completions or the rows"]),
+    "messages": (of_messages, PROBLEM, ["it needs completions that are messages"]),
+}
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_fault_is_named(fault):
+    reward, severity, findings = FAULTS[fault]
+    found = says(try_reward(reward, ROWS), severity)
+    assert [finding for finding in findings if finding not in found] == [], found
+
+
+def test_a_function_that_draws_lots_is_named_and_nothing_that_follows():
+    numbers = itertools.count()
+    report = try_reward(lambda completions, **c: [float(next(numbers) % 7) for _ in completions], ROWS)
+    assert "the same completions asked twice earn other rewards" in says(report, WARNING)
+    assert "another order" not in str(report.findings)
+
+
+async def asked_later(completions, answer, **columns):
+    return careful(completions, answer)
+
+
+def compute_score(data_source, solution_str, ground_truth, extra_info=None):
+    return {"score": float(tag(solution_str) == ground_truth), "acc": 1}
+
+
+def pair(ground_truth, response):
+    return tag(response) == ground_truth
+
+
+@pytest.mark.parametrize(
+    "function, column, convention",
+    [
+        (asked_later, "answer", "TRL's convention"),
+        (compute_score, "reward_model", "verl's convention"),
+        (pair, "solution", "a completion and an answer"),
+    ],
+)
+def test_three_conventions_are_called(function, column, convention):
+    rows = [
+        {"prompt": row["prompt"], column: {"ground_truth": row["answer"]} if "model" in column else row["answer"]}
+        for row in ROWS
+    ]
+    report = try_reward(function, rows)
+    assert (report.convention, report.right, report.wrong) == (convention, 1, 0)
+    assert says(report, PROBLEM) == ""
+
+
+@pytest.mark.slow  # imports TRL
+def test_a_function_gets_what_trl_passes():
+    import inspect
+
+    import trl
+
+    from workbench.reward.call import _OF_TRL
+
+    source = inspect.getsource(trl.GRPOTrainer._calculate_rewards)
+    passed = set(re.findall(r'(?<!row_)reward_kwargs\["(\w+)"\]', source)) | set(
+        re.findall(r"\b(\w+)=(?:prompts|completion)", source)
+    )
+    assert passed - {"environments"} == set(_OF_TRL)
+
+
+def test_conversations_are_asked_as_conversations():
+    rows = [row | {"prompt": [{"role": "user", "content": row["prompt"]}]} for row in ROWS]
+    report = try_reward(lambda completions, answer, **c: careful([t[-1]["content"] for t in completions], answer), rows)
+    assert report.right == 1 and says(report, PROBLEM) == ""
+
+
+def test_without_right_answers_only_the_behaviour_is_judged():
+    report = try_reward(lambda completions, **c: [len(t) / 100 for t in completions], [{"prompt": "Write a poem."}] * 3)
+    assert report.right is None and report.findings == ()
+
+
+def test_the_form_of_ones_own_is_asked():
+    form = "Final: {}."
+    reward = paid(lambda text, answer, prompt, right: text == f"Final: {answer}.")
+    assert "in any of 6 forms; give yours" in says(try_reward(reward, ROWS), PROBLEM)
+    report = try_reward(reward, ROWS, form=form)
+    assert says(report, PROBLEM) == "" and report.right == 1
+
+
+@pytest.mark.parametrize(
+    "data, options, message",
+    [
+        ([], {}, "no rows"),
+        ([{"text": "a"}], {}, "a row has text; expected `prompt`"),
+        (ROWS, {"answer": "gold"}, "answer='gold': the rows have prompt, answer"),
+        (ROWS, {"form": "none"}, "expected a text with {} where the answer stands"),
+        ([{"prompt": "p", "answer": None}], {}, "no row has a value in `answer`"),
+        ("gone.jsonl", {}, "data=gone.jsonl: no such file"),
+    ],
+)
+def test_unusable_input_is_refused_with_what_is_expected(data, options, message):
+    with pytest.raises(ParameterError, match=re.escape(message)):
+        try_reward(careful, data, **options)
+
+
+def test_the_command_says_by_its_code_if_there_is_a_problem(capsys, tmp_path):
+    (tmp_path / "train.jsonl").write_text("".join(json.dumps(row) + "\n" for row in ROWS))
+    pd.DataFrame(ROWS).to_parquet(tmp_path / "train.parquet")
+    rewards = tmp_path / "my_rewards.py"
+    rewards.write_text(
+        "def in_text(completions, answer, **columns):\n"
+        "    return [float(a in t) for t, a in zip(completions, answer)]\n"
+        "def zero(completions, answer, **columns):\n"
+        "    return [float(t == a) for t, a in zip(completions, answer)]\n"
+    )
+    code, out, _ = call(capsys, "reward", f"{rewards}:in_text", "--data", tmp_path / "train.jsonl")
+    assert code == 1 and out.splitlines()[1].startswith("problem: it pays for the right answer first")
+    code, out, _ = call(
+        capsys, "reward", f"{rewards}:zero", "--data", tmp_path / "train.parquet", "--json", "--rows", "2"
+    )
+    assert code == 0 and json.loads(out)["right"] == 1
+    code, _, err = call(capsys, "reward", f"{rewards}:gone", "--data", tmp_path / "train.jsonl")
+    assert code == 2 and "has no function 'gone'; it has in_text, zero" in err
+
+
+@pytest.mark.parametrize(
+    "place, message",
+    [
+        ("rewards", "expected MODULE:FUNCTION"),
+        ("no_such_module_here:f", "ModuleNotFoundError"),
+        ("gone.py:f", "no such file"),
+        ("json:loads_not", "json has no function 'loads_not'"),
+    ],
+)
+def test_a_place_without_a_function_is_refused(place, message):
+    with pytest.raises(ParameterError, match=message):
+        load_function(place)

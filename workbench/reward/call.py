@@ -1,0 +1,191 @@
+"""Call anybody's reward function: in TRL's convention, in verl's, or with a completion and an answer."""
+
+import asyncio
+import functools
+import importlib
+import importlib.util
+import inspect
+import math
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from ..errors import ParameterError
+
+TRL, VERL, PAIR = "TRL's convention", "verl's convention", "a completion and an answer"
+_COMPLETION = ("completion", "response", "prediction", "output", "text", "model_output", "pred", "generated")
+_ANSWER = ("answer", "ground_truth", "reference", "target", "label", "solution", "gold", "gt", "expected")
+_OF_TRL = ("prompts", "completions", "completion_ids", "trainer_state", "log_extra", "log_metric")
+
+
+def is_async(function: Any) -> bool:
+    """Return True where a call gives a coroutine."""
+    while isinstance(function, functools.partial):
+        function = function.func
+    call = getattr(function, "__call__", None)  # noqa: B004  # inherited too
+    return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(call)
+
+
+def name_of(function: Any) -> str:
+    """The name of a function, of what a partial calls, or of an object's class."""
+    while isinstance(function, functools.partial) and not hasattr(function, "__name__"):
+        function = function.func
+    return getattr(function, "__name__", type(function).__name__)
+
+
+def text_of(completion: Any) -> str:
+    """The text of a completion, of a conversation that of its last message.
+
+    Example:
+        >>> text_of("4"), text_of([{"role": "assistant", "content": "4"}])
+        ('4', '4')
+    """
+    if isinstance(completion, str):
+        return completion
+    content = completion[-1].get("content") if len(completion) else ""
+    if isinstance(content, list):
+        return " ".join(str(part.get("text", "")) for part in content if isinstance(part, Mapping))
+    return content or ""
+
+
+def load_function(place: str) -> Callable[..., Any]:
+    """Import `module:function` or `file.py:function`; the module is executed.
+
+    Raises:
+        ParameterError: no such module, file or function; or what it names cannot be called.
+    """
+    expected = "expected MODULE:FUNCTION or FILE.py:FUNCTION, such as rewards.py:reward_exact"
+    source, separator, name = place.rpartition(":")
+    if not separator or not source or not name:
+        raise ParameterError(f"{place!r}: {expected}")
+    try:
+        if source.endswith(".py"):
+            module = _of_file(Path(source), expected)
+        else:
+            sys.path.insert(0, "")
+            module = importlib.import_module(source)
+    except (Exception, SystemExit) as error:
+        if isinstance(error, ParameterError):
+            raise
+        raise ParameterError(f"{source}: {type(error).__name__}: {error}; {expected}") from error
+    function = getattr(module, name, None)
+    if not callable(function):
+        names = [key for key, value in vars(module).items() if callable(value) and not key.startswith("_")]
+        raise ParameterError(f"{source} has no function {name!r}; it has {', '.join(names) or 'none'}")
+    return function
+
+
+def _of_file(path: Path, expected: str):
+    if not path.is_file():
+        raise ParameterError(f"{path}: no such file; {expected}")
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    if spec is None or spec.loader is None:
+        raise ParameterError(f"{path}: no Python file; {expected}")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[path.stem] = module
+    sys.path.insert(0, str(path.parent))
+    spec.loader.exec_module(module)
+    return module
+
+
+class Asked:
+    """A reward function with the convention in which it is called.
+
+    `refused` names what TRL passes and the function does not take; it is then called without these.
+    """
+
+    def __init__(self, function: Callable[..., Any], columns: Sequence[str], answer: str | None):
+        self.function = function
+        self.name = name_of(function)
+        self.answer = answer
+        self.refused: list[str] = []
+        self.own: list[str] = []
+        try:
+            parameters = inspect.signature(function).parameters
+        except (TypeError, ValueError):
+            parameters = {}
+        anything = any(p.kind is p.VAR_KEYWORD for p in parameters.values())
+        if "solution_str" in parameters:
+            self.convention = VERL
+        elif "completions" in parameters or anything or not parameters:
+            self.convention = TRL
+            if parameters and not anything:
+                passed = [*_OF_TRL, *columns]
+                self.refused = [name for name in passed if name not in parameters]
+        else:
+            self.convention = PAIR
+            completion = next((name for name in _COMPLETION if name in parameters), None)
+            wanted = next((name for name in _ANSWER if name in parameters and name != completion), None)
+            self.own = [completion, wanted] if completion and wanted else []
+
+    def __call__(self, completions: Sequence[Any], rows: Sequence[Mapping[str, Any]]) -> list:
+        """Ask for the rewards of completions, one row of the data set each; what the function answers is returned as it is.
+
+        Raises:
+            ParameterError: the answer is no list with one value for each completion.
+        """
+        if self.convention == TRL:
+            names = {name: None for row in rows for name in row}
+            columns: dict[str, Any] = {name: [row.get(name) for row in rows] for name in names if name != "prompt"}
+            passed: dict[str, Any] = {"prompts": [row["prompt"] for row in rows], "completions": completions}
+            passed |= {"completion_ids": [list(text_of(c).encode()) for c in completions], "trainer_state": None}
+            passed |= {"log_extra": _ignore, "log_metric": _ignore, **columns}
+            answer = self._wait(self.function(**{k: v for k, v in passed.items() if k not in self.refused}))
+            if not hasattr(answer, "__len__") or isinstance(answer, str) or len(answer) != len(completions):
+                found = f"{len(answer)} values" if hasattr(answer, "__len__") else repr(answer)
+                raise ParameterError(
+                    f"returned {found}; expected a list of {len(completions)}, one for each completion"
+                )
+            return list(answer)
+        return [self._one(completion, row) for completion, row in zip(completions, rows, strict=True)]
+
+    def _one(self, completion: Any, row: Mapping[str, Any]) -> Any:
+        answer = row.get(self.answer) if self.answer else None
+        if isinstance(answer, Mapping):  # verl's data sets have `reward_model={"ground_truth": ...}`
+            answer = answer.get("ground_truth")
+        if self.convention == VERL:
+            source = row.get("data_source", "unknown")
+            extra = row.get("extra_info", {})
+            verl = {"data_source": source, "solution_str": completion, "ground_truth": answer, "extra_info": extra}
+            parameters = inspect.signature(self.function).parameters
+            value = self._wait(self.function(**{k: v for k, v in verl.items() if k in parameters}))
+            return value.get("score") if isinstance(value, Mapping) else value
+        if self.own:
+            return self._wait(self.function(**dict(zip(self.own, (completion, answer), strict=True))))
+        return self._wait(self.function(completion, answer))
+
+    @staticmethod
+    def _wait(answer: Any) -> Any:
+        return asyncio.run(_finished(answer)) if inspect.isawaitable(answer) else answer
+
+
+async def _finished(answer: Any) -> Any:
+    return await answer
+
+
+def _ignore(*_: Any, **__: Any) -> None:
+    """Stand for TRL's `log_extra` and `log_metric`."""
+
+
+def number(value: Any) -> float:
+    """A reward as a float; NaN for None.
+
+    Raises:
+        ParameterError: no number, or one that is not finite.
+
+    Example:
+        >>> number(True), number(None)
+        (1.0, nan)
+    """
+    if value is None:
+        return math.nan
+    try:
+        found = float(value)
+    except (TypeError, ValueError):
+        raise ParameterError(
+            f"returned {value!r}; expected a number, or None for a row that it does not score"
+        ) from None
+    if not math.isfinite(found):
+        raise ParameterError(f"returned {found}; expected a finite number, or None for a row that it does not score")
+    return found
