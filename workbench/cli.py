@@ -166,19 +166,17 @@ def _parser() -> argparse.ArgumentParser:
     pays.add_argument("path", type=Path, metavar="PATH", help=recorded)
     right = "JSON lines with `prompt` and `answer`, if the completions have no answers"
     pays.add_argument("--answers", type=Path, metavar="FILE", help=right)
-    more = "Python file with your own features; it is executed, so name only a file that you trust"
+    more = "Python file with your own features; it is executed"
     pays.add_argument("--features", type=Path, metavar="FILE", help=more)
     pays.add_argument("--json", action="store_true", help="one JSON object")
 
     trial = command(_reward, of_runs=False)
-    place = "MODULE:FUNCTION or FILE.py:FUNCTION; the module is executed, so name only one that you trust"
+    place = "MODULE:FUNCTION or FILE.py:FUNCTION; it is executed"
     trial.add_argument("function", metavar="FUNCTION", help=place)
     examples = "JSON lines or parquet with prompts and right answers"
     trial.add_argument("--data", type=Path, metavar="FILE", required=True, help=examples)
-    trial.add_argument(
-        "--answer", metavar="COLUMN", help="the column of the right answer (default: answer, solution, ...)"
-    )
-    trial.add_argument("--form", metavar="TEXT", help="how completions state an answer, such as '<answer>{}</answer>'")
+    trial.add_argument("--answer", metavar="COLUMN", help="column of the right answer (default: answer, solution, ...)")
+    trial.add_argument("--form", metavar="TEXT", help="how completions answer, such as '<answer>{}</answer>'")
     trial.add_argument("--rows", type=int, default=20, metavar="N", help="how many prompts are asked (default 20)")
     trial.add_argument("--json", action="store_true", help="one JSON object")
 
@@ -529,8 +527,7 @@ def _audit(args) -> int:
 def _reward_report(args) -> int:
     """Say which feature of a completion the reward of a training paid for, from its recorded completions.
 
-    Within groups: length, tags, copied words, tool calls and others, compared among equally right completions where right
-    answers are known. Exit code 0: none is named, 1: one is, 2: unusable input, 3: the report could not finish.
+    Exit code 0: none is named, 1: one is, 2: unusable input, 3: the report could not finish.
 
     Example: workbench reward-report outputs --answers train.jsonl
     """
@@ -546,7 +543,6 @@ def _reward_report(args) -> int:
 def _reward(args) -> int:
     """Ask a reward function before a training about completions that are made to fool it.
 
-    It is asked about right answers in other clothes and about wrong ones in the right form, from your own prompts and answers.
     Exit code 0: no problem, 1: problems, 2: unusable input, 3: the trial could not finish.
 
     Example: workbench reward rewards.py:reward_exact --data train.jsonl
