@@ -20,6 +20,7 @@ from benchmarks import (
     gpu,
     pads_in_the_loss,
     public_logs,
+    reward_report,
     rule_rates,
     trl_tests,
 )
@@ -35,7 +36,8 @@ PAGES: dict[str, Callable[[], Iterable[str]]] = {
     "false_alarms.md": lambda: [
         *false_alarms.page(),
         *rule_rates.page(),
-        *made_section([*false_alarms.provenance(), *rule_rates.provenance()]),
+        *reward_report.page(),
+        *made_section([*false_alarms.provenance(), *rule_rates.provenance(), *reward_report.provenance()]),
     ],
     "attribution.md": attribution.page,
     "check_step_grid.md": check_step_grid.page,
@@ -59,6 +61,7 @@ CSVS: dict[str, Callable[[], str]] = {
     "gemma_stops.csv": evidence.gemma_stops_csv,
     "gpu.csv": gpu.settings_csv,
     "public_logs.csv": public_logs.logs_csv,
+    "reward_report.csv": reward_report.rates_csv,
     "smollm2.csv": evidence.smollm2_csv,
 }
 PARTS: dict[str, Callable[[], Iterable[str]]] = {

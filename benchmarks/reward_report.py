@@ -7,12 +7,12 @@ hedges and calls of tools. Policies of planted rewards exploit more over the run
 of texts, with features that go together, to have many runs.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 
 import numpy as np
 import pandas as pd
 
-from tools.record import made_with, measured, parser, publish, table
+from tools.record import csv_next_to_page, made_with, measured, parser, publish, table
 from workbench.curves.stats import share_interval
 from workbench.reward.answers import contains_answer, is_right
 from workbench.reward.features import closed_tags, copied_prompt, tool_calls
@@ -223,26 +223,27 @@ def rates_csv() -> str:
     return "\n".join(lines) + "\n"
 
 
-def page() -> Iterable[str]:
-    """Make the measured part of the page on rewards."""
+def page() -> list[str]:
+    """Make the section of docs/evidence/false_alarms.md."""
     result = measured("reward_report")
     hits = sum(row["right"] for row in result["planted"].values())
     silent = sum(not names for names in result["healthy"].values())
-    worst = max(
-        row["below the level"] / (row["runs"] - row["cannot tell"])
-        for row in result["rates"]
-        if row["runs"] - row["cannot tell"] >= 50
-    )
     lines = [
         [name, row["named"], f"{row['share']:.2f}", f"{row['first']:.2f}", f"{row['last']:.2f}"]
         for name, row in result["planted"].items()
     ]
     return [
+        "## What a reward pays for",
+        "",
+        f"`reward_report` named {hits} of {len(lines)} planted rewards, whose made-up policies exploit them more from step to",
+        f"step. It was silent on {silent} of {len(result['healthy'])} runs with a healthy or a random reward.",
+        "",
         *table(["planted reward", "named", "beyond right answers", "first quarter", "last quarter"], lines),
         "",
-        f"It named {hits} of {len(lines)} planted rewards, and was silent on {silent} of {len(result['healthy'])} runs with a",
-        f"healthy or a random reward. Where nothing is paid, p is 0.01 or less in at most {worst:.1%} of the runs of a size:",
-        "[rates](../evidence/reward_report.csv).",
+        f"Where nothing is paid for, a p of {LEVEL:g} or less of any of 12 features should come in {LEVEL:.0%} of the runs or fewer.",
+        "",
+        *csv_next_to_page("reward_report.csv"),
+        "",
     ]
 
 
