@@ -39,6 +39,7 @@ def test_few_groups_with_differing_rewards_are_too_few():
     rows = [row | {"reward": row["reward"] if row["step"] < 19 else 1} for row in LONGER]
     report = reward_report(rows)
     assert report.verdict == "cannot tell" and "rewards differ in 19 groups" in str(report)
+    assert "rewards differ in 19 of 30 groups" in str(report)
     nothing = reward_report([row | {"reward": None} for row in LONGER])
     assert (nothing.groups, nothing.completions) == (0, 0)
 

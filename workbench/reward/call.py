@@ -1,6 +1,7 @@
 """Call anybody's reward function: in TRL's convention, in verl's, or with a completion and an answer."""
 
 import asyncio
+import contextlib
 import functools
 import importlib
 import importlib.util
@@ -101,10 +102,9 @@ class Asked:
         self.answer = answer
         self.refused: list[str] = []
         self.own: list[str] = []
-        try:
+        parameters: Mapping[str, inspect.Parameter] = {}
+        with contextlib.suppress(TypeError, ValueError):  # of some functions written in C there is none
             parameters = inspect.signature(function).parameters
-        except (TypeError, ValueError):
-            parameters = {}
         anything = any(p.kind is p.VAR_KEYWORD for p in parameters.values())
         if "solution_str" in parameters:
             self.convention = VERL

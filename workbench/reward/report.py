@@ -103,7 +103,8 @@ class RewardReport:
 
     Attributes:
         features: all that vary, those that explain most first.
-        groups: whose rewards differ.
+        groups: whose rewards differ, and `total`, of how many.
+        total: see `groups`.
         completions: how many were read.
         answers: share of the differences within groups that right answers explain, None where none are known.
         all: what all features explain together, adjusted for their number.
@@ -115,6 +116,7 @@ class RewardReport:
 
     features: tuple[Paid, ...]
     groups: int
+    total: int
     completions: int
     answers: float | None
     all: float
@@ -213,7 +215,13 @@ class RewardReport:
             }
             for paid in self.features
         ]
-        about = {"verdict": self.verdict, "headline": self.headline, "groups": self.groups, "target": self.target}
+        about = {
+            "verdict": self.verdict,
+            "headline": self.headline,
+            "groups": self.groups,
+            "total": self.total,
+            "target": self.target,
+        }
         return about | {"completions": self.completions, "answers": self.answers, "features": features}
 
     def __str__(self) -> str:
@@ -229,9 +237,7 @@ class RewardReport:
     __repr__ = __str__
 
     def _basis(self) -> str:
-        says = (
-            f"{self.completions} completions, {self.groups} groups whose rewards differ; explained: the {self.target}"
-        )
+        says = f"{self.completions} completions; rewards differ in {self.groups} of {self.total} groups; explained: the {self.target}"
         if self.groups >= LEAST:
             says += f"; all features together explain {self.all:.2f}"
         return f"{says}. Quarters: correlation with the {self.target} within groups."
@@ -291,6 +297,7 @@ def reward_report(source: Any, *, answers: Any = None, features: Sequence[Featur
     rows = table.to_dict("records")
     groups = _groups(table)
     counts: dict[str, Any] = {"completions": len(rows), "target": target, "damage": tuple(damage)}
+    counts["total"] = len(np.unique(groups))
     live = live_rows(rewards, groups) if len(rows) else np.zeros(0, bool)
     number = len(np.unique(groups[live]))
     if number < LEAST:
