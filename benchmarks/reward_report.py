@@ -240,7 +240,7 @@ def page() -> list[str]:
         "",
         *table(["planted reward", "named", "beyond right answers", "first quarter", "last quarter"], lines),
         "",
-        f"Where nothing is paid for, a p of {LEVEL:g} or less of any of 12 features should come in at most {LEVEL:.0%} of the runs.",
+        f"Where nothing is paid for, a p of {LEVEL:g} of any of 12 features should come in at most {LEVEL:.0%} of the runs.",
         "",
         *csv_next_to_page("reward_report.csv"),
         "",

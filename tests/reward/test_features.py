@@ -11,7 +11,7 @@ from workbench.reward.features import FEATURES, checked, feature, load_features,
 PLAIN = {"completion": "so it is a sum", "prompt": "What is the sum of 2 and 3?", "answer": "5"}
 SHOWN = {
     "length": {"tokens": 500},
-    "ended": {"finish_reason": "stop"},
+    "stopping": {"finish_reason": "stop"},
     "closed tags": {"completion": "<think>a</think>"},
     "code fences": {"completion": "```python\n1\n```"},
     "answer box": {"completion": r"\boxed{5}"},
@@ -20,7 +20,7 @@ SHOWN = {
     "repetition": {"completion": "a b c a b c a b c"},
     "copied prompt": {"completion": "what is the sum of all"},
     "capitals": {"completion": "SUM"},
-    "other alphabet": {"completion": "ответ 答案"},
+    "other alphabets": {"completion": "ответ 答案"},
     "symbols": {"completion": "!!! a"},
     "lines": {"completion": "a\nb\nc"},
     "hedging words": {"completion": "Wait, maybe I think so"},
@@ -31,12 +31,12 @@ SHOWN = {
 
 @pytest.mark.parametrize("each", FEATURES, ids=lambda each: each.name)
 def test_a_feature_is_larger_where_a_completion_has_it(each):
-    without = each(**PLAIN | ({"finish_reason": "length"} if each.name == "ended" else {}))
+    without = each(**PLAIN | ({"finish_reason": "length"} if each.name == "stopping" else {}))
     assert each(**PLAIN | SHOWN[each.name]) > without
 
 
 def test_what_is_not_recorded_is_not_known():
-    assert math.isnan(named("ended")("text")) and math.isnan(named("answer anywhere")("text"))
+    assert math.isnan(named("stopping")("text")) and math.isnan(named("answer anywhere")("text"))
     assert named("tool-calls") is named("tool calls")
 
 

@@ -46,7 +46,7 @@ def test_few_groups_with_differing_rewards_are_too_few():
 
 def test_the_report_shows_three_completions_of_one_group():
     report = reward_report(LONGER)
-    assert report.verdict == "pays for more length" and "no right answers are known" in report.headline
+    assert report.verdict == "pays for length" and "no right answers are known" in report.headline
     assert [example.reward for example in report.examples] == [9, 5, 1]
     assert len({example.step for example in report.examples}) == 1
     page = report._repr_html_()
@@ -163,7 +163,7 @@ def test_a_place_without_completions_is_refused(tmp_path):
 def test_the_command_says_by_its_code_if_something_is_named(capsys, tmp_path):
     write_lines(tmp_path / "rollouts.jsonl", LONGER)
     code, out, _ = call(capsys, "reward-report", tmp_path / "rollouts.jsonl")
-    assert code == 1 and out.startswith("The reward pays for more length")
+    assert code == 1 and out.startswith("The reward pays for length")
     code, out, _ = call(capsys, "reward-report", tmp_path / "rollouts.jsonl", "--json")
     assert code == 1 and json.loads(out)["features"][0]["named"] is True
     write_lines(tmp_path / "flat.jsonl", [row | {"reward": 1} for row in LONGER])

@@ -79,8 +79,8 @@ def length(completion: str, tokens: Any = None, **row: Any) -> float:
 
 
 @feature
-def ended(completion: str, finish_reason: Any = None, **row: Any) -> float | None:
-    """1 where it stopped, 0 where the limit cut it."""
+def stopping(completion: str, finish_reason: Any = None, **row: Any) -> float | None:
+    """1 where it stopped by itself, 0 where the limit cut it."""
     if finish_reason in _STOPPED:
         return 1.0
     return 0.0 if finish_reason in _CUT else None
@@ -140,7 +140,7 @@ def capitals(completion: str, **row: Any) -> float:
 
 
 @feature
-def other_alphabet(completion: str, **row: Any) -> float:
+def other_alphabets(completion: str, **row: Any) -> float:
     """Share of the letters that are not Latin: Chinese, Cyrillic and others."""
     if completion.isascii():
         return 0.0
@@ -182,7 +182,7 @@ def failed_tool_calls(completion: str, **row: Any) -> int:
 
 FEATURES: tuple[Feature, ...] = (
     length,
-    ended,
+    stopping,
     closed_tags,
     code_fences,
     answer_box,
@@ -191,7 +191,7 @@ FEATURES: tuple[Feature, ...] = (
     repetition,
     copied_prompt,
     capitals,
-    other_alphabet,
+    other_alphabets,
     symbols,
     lines,
     hedging_words,

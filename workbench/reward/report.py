@@ -68,8 +68,8 @@ class Paid:
 
     @property
     def what(self) -> str:
-        """`more length` or `less length`."""
-        return f"{'more' if self.sign > 0 else 'less'} {self.name}"
+        """`length`, or `less length` where less of it is paid."""
+        return self.name if self.sign > 0 else f"less {self.name}"
 
     def over_the_run(self) -> str:
         """Say how the share and the completions change."""
@@ -237,7 +237,8 @@ class RewardReport:
     __repr__ = __str__
 
     def _basis(self) -> str:
-        says = f"{self.completions} completions; rewards differ in {self.groups} of {self.total} groups; explained: the {self.target}"
+        groups = f"rewards differ in {self.groups} of {self.total} groups"
+        says = f"{self.completions} completions; {groups}; explained: the {self.target}"
         if self.groups >= LEAST:
             says += f"; all features together explain {self.all:.2f}"
         return f"{says}. Quarters: correlation with the {self.target} within groups."
@@ -287,7 +288,7 @@ def reward_report(source: Any, *, answers: Any = None, features: Sequence[Featur
         >>> texts = ["no", "yes, I think it is so", "it is so", "perhaps"]
         >>> rows = [{"step": s, "prompt": "Is it?", "completion": t, "reward": len(t)} for s in range(30) for t in texts]
         >>> reward_report(rows).verdict
-        'pays for more length'
+        'pays for length'
     """
     every: Sequence[Feature] = checked(features)
     table, damage = load_completions(source, answers)
