@@ -132,6 +132,32 @@ def test_tools_of_a_conversation_are_counted():
     assert "less tool calls" in names and "less failed tool calls" in names
 
 
+def test_of_very_many_completions_whole_groups_are_judged(monkeypatch):
+    from workbench.reward import report
+
+    monkeypatch.setattr(report, "MOST", 40)
+    judged = reward_report(LONGER)  # 30 groups of 3
+    assert (judged.completions, judged.total) == (30, 10)
+    assert "30 of 90 completions are judged: 1 group in 3." in str(judged)
+
+
+def test_a_data_set_of_trl_is_read():
+    from datasets import Dataset
+
+    from workbench.reward import try_reward
+
+    data = Dataset.from_list(
+        [{"prompt": [{"role": "user", "content": f"{n} + 1?"}], "answer": str(n + 1)} for n in range(9)]
+    )
+    paid = try_reward(
+        lambda completions, answer, **c: [
+            float(t[0]["content"] == a) for t, a in zip(completions, answer, strict=True)
+        ],
+        data,
+    )
+    assert (paid.right, paid.wrong, paid.problems) == (1, 0, ())
+
+
 def test_evaluations_in_the_record_are_left_out():
     rows = [row | {"of": "training"} for row in LONGER] + [row | {"of": "held out", "reward": 0} for row in LONGER]
     assert reward_report(rows).completions == len(LONGER)

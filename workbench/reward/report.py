@@ -18,6 +18,7 @@ LEAST = 20  # groups with differing rewards
 LEVEL = 0.01  # of naming anything where nothing is paid, over all features of a report
 SHARE = 0.05  # of the differences within groups, among equally right completions; less is not named
 SHARE_ALONE = 0.25  # the same where no right answers are known: right completions differ from others in many features
+MOST = 20_000  # completions; of more, every second or third group is judged
 _QUARTERS = 4
 _TEXT = 160  # characters of a completion that the report shows
 _NEAR_ZERO = 0.02  # advantages of a group add up to less
@@ -111,7 +112,7 @@ class RewardReport:
         left: groups of equally right completions whose rewards differ; None where no right answers are known.
         target: `advantage` as recorded, or `reward`.
         examples: three completions of one group, where a feature is named.
-        damage: a sentence for each thing that could not be read.
+        damage: a sentence for each thing that could not be read or was left out.
     """
 
     features: tuple[Paid, ...]
@@ -295,6 +296,11 @@ def reward_report(source: Any, *, answers: Any = None, features: Sequence[Featur
     rewards, target = _target(table)
     keep = np.isfinite(rewards)
     table, rewards = table[keep].reset_index(drop=True), rewards[keep]
+    if len(table) > MOST:
+        every_nth = -(-len(table) // MOST)
+        keep = _groups(table) % every_nth == 0
+        damage = [*damage, f"{keep.sum():,} of {len(table):,} completions are judged: 1 group in {every_nth}."]
+        table, rewards = table[keep].reset_index(drop=True), rewards[keep]
     rows = table.to_dict("records")
     groups = _groups(table)
     counts: dict[str, Any] = {"completions": len(rows), "target": target, "damage": tuple(damage)}
