@@ -108,7 +108,7 @@ def test_the_help_of_a_command_says_what_it_is_for_and_has_an_example_that_can_b
     monkeypatch.setenv("COLUMNS", "200")
     purpose = inspect.getdoc(getattr(cli, f"_{name}")).splitlines()[0]
     assert purpose in " ".join(call(capsys, "--help")[1].split())
-    code, out, _ = call(capsys, name, "--help")
+    code, out, _ = call(capsys, name.replace("_", "-"), "--help")
     assert code == 0 and purpose in " ".join(out.split())
     (example,) = re.findall("^Example: workbench (.*)$", out, re.M)
     args = cli._parser().parse_args(shlex.split(example))
