@@ -104,6 +104,18 @@ def call(capsys, *arguments) -> tuple[int, str, str]:
     return code, *capsys.readouterr()
 
 
+@pytest.fixture
+def here(capsys):
+    """`workbench ...` in this process, with the outcome of a process: the imports of one take longer than most of its work."""
+
+    def command(*arguments) -> subprocess.CompletedProcess:
+        os.environ.pop("PYTEST_CURRENT_TEST", None)  # as in `workbench`
+        code, out, err = call(capsys, *arguments)
+        return subprocess.CompletedProcess(arguments, code, out, err)
+
+    return command
+
+
 def result_of(script: str, *arguments: str, env=None):
     """What a script of `helpers/` prints as JSON behind `RESULT `: an engine of vLLM stays for the life of its process."""
     command = [sys.executable, "-W", "ignore", str(HELPERS / script), *arguments]

@@ -93,17 +93,6 @@ def test_a_code_cell_is_short_and_has_no_def_class_or_lambda_assigned_to_a_name(
             assert not (isinstance(node, ast.Assign) and isinstance(node.value, ast.Lambda)), cell.source
 
 
-def test_each_widget_of_the_docs_is_called_in_its_notebook():
-    page = (ROOT / "docs" / "start" / "notebooks.md").read_text(encoding="utf-8")
-    calls = {"Stop explorer": "stop_explorer(", "Padding explorer": "padding_explorer(", "Training view": "train_live("}
-    calls |= {"Run comparer": "run_comparer("}
-    promised = re.findall(r"^\*\*(\w+ \w+)\*\* \(`(\d\d)`\)", page, re.M)
-    assert {name for name, _ in promised} == calls.keys()
-    for name, number in promised:
-        (path,) = [path for path in NOTEBOOKS if path.stem.startswith(number)]
-        assert any(calls[name] in cell.source for cell in code_cells(path)), path.stem
-
-
 @each_notebook
 def test_a_relative_link_is_plain_text_in_a_report(path):
     """A report is one file that is sent to others, who do not have the checkout."""
@@ -149,12 +138,12 @@ def test_curves_against_baselines_works_without_any_run_and_says_so(tmp_path):
 
 
 @pytest.mark.slow
-def test_curves_against_baselines_places_a_log_draws_a_run_and_names_what_it_cannot_use(example_run, tmp_path):
+def test_curves_against_baselines_places_a_log_draws_a_run_and_names_what_it_cannot_use(here, example_run, tmp_path):
     log = ROOT / "tests" / "data" / "documented" / "imjonezz-llama3.1-8b-gsm8k-grpo.csv"
     (tmp_path / "damaged.json").write_text('{"log_history": [')
     chosen = f"run={log};{example_run[0].path};{tmp_path / 'damaged.json'}"
     command = ["-p", chosen, "-p", "like=unsloth-llama3.1-8b-gsm8k-grpo", "--runs-dir", tmp_path / "runs"]
-    process = workbench("run", "06_curves_against_baselines", *command)
+    process = here("run", "06_curves_against_baselines", *command)
     assert process.returncode == 0, process.stderr
     (run,) = list_runs(tmp_path / "runs")
     outputs = [output for cell in code_cells(run.path / "executed.ipynb") for output in cell.outputs]

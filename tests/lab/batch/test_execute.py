@@ -9,7 +9,7 @@ from pathlib import Path
 
 import psutil
 import pytest
-from conftest import ROOT, call, until, workbench, write_notebook, write_run
+from conftest import ROOT, until, workbench, write_notebook, write_run
 from jupyter_client.connect import LocalPortCache
 
 from workbench.errors import ParameterError
@@ -220,47 +220,47 @@ layers = [0, 1]"""
 
 
 @pytest.mark.slow
-def test_notebook_of_ones_own_runs_and_is_swept(tmp_path):
-    here = tmp_path / "theirs"
-    path = write_notebook(here / "own.ipynb", parameters=OWN, setup="import helper\nprint(open('data.csv').read())",
+def test_notebook_of_ones_own_runs_and_is_swept(here, tmp_path):
+    folder = tmp_path / "theirs"
+    path = write_notebook(folder / "own.ipynb", parameters=OWN, setup="import helper\nprint(open('data.csv').read())",
                           save="print((steps, lr, names, layers, helper.value, os.getcwd()))")  # fmt: skip
-    (here / "data.csv").write_text("a,b")
-    (here / "helper.py").write_text("value = 7")
+    (folder / "data.csv").write_text("a,b")
+    (folder / "helper.py").write_text("value = 7")
     (tmp_path / "more.yaml").write_text("{names: [a, b], layers: [2], lr: 0.5}")
     own = ["run", path, "--runs-dir", tmp_path / "runs"]
     given = ["-p", "steps=0.5", "-p", "lr=0.25", "-f", tmp_path / "more.yaml", "-k", "python3"]
-    process = workbench(*own, *given, "--cwd", here)
+    process = here(*own, *given, "--cwd", folder)
     assert process.returncode == 0, process.stderr
-    assert f"a,b\n(0.5, 0.25, ['a', 'b'], [2], 7, '{here}')" in process.stderr
+    assert f"a,b\n(0.5, 0.25, ['a', 'b'], [2], 7, '{folder}')" in process.stderr
     assert list_runs(tmp_path / "runs")[0].params == {"names": ["a", "b"], "layers": [2], "lr": 0.25, "steps": 0.5}
     sweep = ["sweep", path, "-p", "steps=1,2", "-f", tmp_path / "more.yaml"]
     sweep += ["--runs-dir", tmp_path / "runs", "--out", tmp_path / "out"]
-    first, second = (workbench(*sweep) for _ in range(2))
+    first, second = workbench(*sweep), here(*sweep)
     assert first.returncode == 0 and "2 of 2 runs are done and no check failed" in first.stdout, first.stderr
     assert "skip   steps=1" in second.stdout  # done with this code, so the second time nothing is left to do
-    (here / "helper.py").write_text("value = 8")
-    assert workbench(*sweep, "--dry-run").stdout.startswith("run    steps=1\nrun    steps=2\n")
+    (folder / "helper.py").write_text("value = 8")
+    assert here(*sweep, "--dry-run").stdout.startswith("run    steps=1\nrun    steps=2\n")
     report = next((tmp_path / "runs").glob("*/*/report.html")).read_text()
     assert f"workbench run {path}" in report
 
 
 @pytest.mark.slow
-def test_notebook_without_parameters_cell_takes_any(tmp_path):
+def test_notebook_without_parameters_cell_takes_any(here, tmp_path):
     path = write_notebook(
         tmp_path / "bare.ipynb", parameters="pass", setup="", save="print(seed)\nimport time; time.sleep(99)"
     )
     path.write_text(path.read_text().replace('"parameters"', '"other"'))
-    process = workbench("run", path, "-p", "seed=7", "--execution-timeout", "2", "--runs-dir", tmp_path / "runs")
+    process = here("run", path, "-p", "seed=7", "--execution-timeout", "2", "--runs-dir", tmp_path / "runs")
     (run,) = list_runs(tmp_path / "runs")
     assert (process.returncode, run.status["state"], run.params) == (1, "failed", {"seed": 7})
     assert "timed out" in run.status["error"] and "7\n" in (run.path / "log.txt").read_text()
 
 
 @pytest.mark.slow
-def test_each_execution_is_kept_with_its_code_and_place_and_going_on_with_other_code_is_said(notebook, tmp_path):
+def test_each_execution_is_kept_with_its_code_and_place_and_going_on_with_other_code_is_said(here, notebook, tmp_path):
     root = tmp_path / "runs"
-    assert workbench("run", notebook("1 / 0"), "--runs-dir", root).returncode == 1
-    process = workbench("run", notebook("pass"), "--resume", "--runs-dir", root)
+    assert here("run", notebook("1 / 0"), "--runs-dir", root).returncode == 1
+    process = here("run", notebook("pass"), "--resume", "--runs-dir", root)
     (run,) = list_runs(root)
     assert f"{run.id} goes on with other code than it began with" in process.stderr
     first, second = run.executions
@@ -276,8 +276,8 @@ def test_each_execution_is_kept_with_its_code_and_place_and_going_on_with_other_
      ({"save": 'save_result(run, [Result("it rises", False), Result("it did", False, claim="A0.1")])'}, 1,
       "1 checks failed: it rises")]
 )  # fmt: skip
-def test_the_exit_code_is_0_only_for_a_run_whose_checks_hold(notebook, tmp_path, save, code, says):
-    process = workbench("run", notebook("pass", **save), "--runs-dir", tmp_path / "runs", "-q")
+def test_the_exit_code_is_0_only_for_a_run_whose_checks_hold(here, notebook, tmp_path, save, code, says):
+    process = here("run", notebook("pass", **save), "--runs-dir", tmp_path / "runs", "-q")
     assert process.returncode == code
     assert re.search(says, process.stdout)
     assert (list_runs(tmp_path / "runs")[0].path / "report.html").is_file()
@@ -330,26 +330,30 @@ def test_of_two_resumes_at_once_one_executes_the_run_and_the_other_is_refused(no
 
 
 @pytest.mark.slow
-def test_force_takes_what_cannot_be_checked_and_says_so_and_nothing_that_lives(notebook, tmp_path, capsys):
+def test_force_takes_what_cannot_be_checked_and_says_so_and_nothing_that_lives(here, notebook, tmp_path):
     path, root = notebook(), tmp_path / "runs"
     run = plan_run(path, {}, root=root).prepare()
     resume = ["run", path, "-q", "--resume", run.id, "--runs-dir", root]
-    code, _, err = call(capsys, *resume, "--force")
-    assert code == 2 and f"(process {os.getpid()} on host {os.uname().nodename}: cancel it first)" in err
+    process = here(*resume, "--force")
+    assert (
+        process.returncode == 2
+        and f"(process {os.getpid()} on host {os.uname().nodename}: cancel it first)" in process.stderr
+    )
     lock.let_go(run.path)
     status = read_json(run.path / "status.json", {})
     write_json(run.path / "status.json", status | {"state": "running", "owner": {"pid": 1, "host": "far"}})
-    code, _, err = call(capsys, *resume)
-    assert code == 2 and "running on far, as its status says; cannot be checked from here" in err
-    assert "if that has ended, `--force` takes the run" in err
-    process = workbench(*resume, "--force")
+    process = here(*resume)
+    assert process.returncode == 2
+    assert "running on far, as its status says; cannot be checked from here" in process.stderr
+    assert "if that has ended, `--force` takes the run" in process.stderr
+    process = here(*resume, "--force")
     assert process.returncode == 0, process.stderr
     assert "--force: takes the run although it is running on far, as its status says; cannot be" in process.stderr
     assert run.status["state"] == "done"
 
 
 @pytest.mark.slow
-def test_a_kernel_whose_runner_was_killed_keeps_its_run_until_it_is_gone(notebook, tmp_path):
+def test_a_kernel_whose_runner_was_killed_keeps_its_run_until_it_is_gone(here, notebook, tmp_path):
     runner = started(notebook(WAIT), tmp_path / "runs")
     (run,) = list_runs(tmp_path / "runs")
     (kernel,) = [p for p in descendants_of(runner.pid) if "ipykernel" in " ".join(p.cmdline())]
@@ -357,7 +361,7 @@ def test_a_kernel_whose_runner_was_killed_keeps_its_run_until_it_is_gone(noteboo
     runner.kill()
     runner.wait()
     assert run.status["state"] == "running"
-    assert workbench("run", notebook(WAIT), "--resume", run.id, "--runs-dir", tmp_path / "runs").returncode == 2
+    assert here("run", notebook(WAIT), "--resume", run.id, "--runs-dir", tmp_path / "runs").returncode == 2
     kernel.resume()
     until(lambda: run.status["state"] == "interrupted", "the kernel to end")
 
@@ -373,38 +377,11 @@ def test_long_output_is_cut_in_the_notebook_and_whole_in_the_log(notebook, tmp_p
 
 
 @pytest.mark.slow
-def test_files_of_the_notebook_s_own_form_leave_a_page(notebook, tmp_path):
+def test_files_of_the_notebook_s_own_form_leave_a_page(here, notebook, tmp_path):
     cell = "import json, pathlib\nhere = pathlib.Path(out_dir)\n(here / 'executed.ipynb').mkdir()\n"
     cell += "(here / 'result.json').write_text(json.dumps({'headline': 'best', 'numbers': [1]}))"
-    process = workbench("run", notebook(cell, save=""), "--runs-dir", tmp_path / "runs")
+    process = here("run", notebook(cell, save=""), "--runs-dir", tmp_path / "runs")
     (run,) = list_runs(tmp_path / "runs")
     assert process.returncode == 1 and "Traceback" not in process.stderr
     assert "headline='best': expected an object" in run.status["error"] and run.status["state"] == "failed"
     assert "headline=" in (run.path / "report.html").read_text() and (run.path / "executed.ipynb").is_file()
-
-
-PRINT_KEYS = """\
-import logging, sys
-lines = [f"MIIE{n}" + "AbCdEfGh" * 7 for n in range(8)]
-key = ["-----BEGIN " + "PRIVATE KEY-----", *lines, "-----END PRIVATE KEY-----", "shown behind it"]
-for line in key:
-    print(line, flush=True)
-logging.basicConfig(level="INFO", format="%(asctime)s [%(levelname)s] %(message)s")
-for line in key:
-    logging.info(line)
-print("\\n".join(key))"""
-
-
-@pytest.mark.slow
-def test_a_private_key_is_in_no_file_however_it_is_printed(notebook, tmp_path):
-    done = workbench("run", notebook(PRINT_KEYS), "--runs-dir", tmp_path / "runs")
-    assert done.returncode == 0, done.stderr
-    (run,) = list_runs(tmp_path / "runs")
-    redacted = workbench("report", run.path, "--redact", "--out", tmp_path / "copies")
-    assert redacted.returncode == 0, redacted.stderr
-    (copy,) = (tmp_path / "copies" / run.notebook).glob("*.html")
-    paths = [copy, *(run.path / name for name in ("log.txt", "executed.ipynb", "report.html"))]
-    texts = {path.name: path.read_text() for path in paths}
-    assert [name for name, text in texts.items() if "AbCdEfGh" * 2 in text] == []  # the cell's own code has it once
-    assert texts["log.txt"].count("shown behind it") == 3
-    assert all(text.count("shown behind it") >= 4 for name, text in texts.items() if name != "log.txt")

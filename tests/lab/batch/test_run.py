@@ -54,12 +54,12 @@ def test_less_than_one_job_at_a_time_and_more_gpus_than_there_are_are_refused(mo
 
 
 @pytest.mark.slow
-def test_several_notebooks_run_side_by_side_with_ports_of_their_own_and_the_outcome_of_each_is_shown(tmp_path):
+def test_several_notebooks_run_side_by_side_with_ports_of_their_own_and_the_outcome_of_each_is_shown(here, tmp_path):
     save = 'save_result(run, [Result("it ran", True)], {"port": int(os.environ["MASTER_PORT"]), "cwd": os.getcwd()})'
     good = [write_notebook(tmp_path / f"good{n}.ipynb", "import os", save=save) for n in range(2)]
     bad = write_notebook(tmp_path / "bad.ipynb", "print('before'); 1 / 0")
     arguments = [bad, *good, "--jobs", "3", "--runs-dir", tmp_path / "runs"]
-    plan = workbench("run", *arguments, "--dry-run")
+    plan = here("run", *arguments, "--dry-run")
     assert re.findall("^run .*", plan.stdout, re.M) == ["run    bad", "run    good0", "run    good1"]
     assert list_runs(tmp_path / "runs") == []
     process = workbench("run", *arguments)
@@ -68,7 +68,7 @@ def test_several_notebooks_run_side_by_side_with_ports_of_their_own_and_the_outc
     assert "good0: done, port " in process.stderr
     assert "2 of 3 runs are done" in process.stdout
     runs = {run.notebook: run for run in list_runs(tmp_path / "runs")}
-    log = workbench("logs", runs["bad"].path).stdout
+    log = here("logs", runs["bad"].path).stdout
     assert "before" in log
     assert log.endswith(f"report {runs.pop('bad').path / 'report.html'}\n")
     numbers = [run.result["numbers"] for run in runs.values()]
@@ -107,15 +107,16 @@ def test_runs_of_a_batch_are_handed_gpus_and_no_two_ever_share_one(tmp_path):
 
 
 @pytest.mark.slow
-def test_two_gpus_for_each_run_are_handed_out_together_and_three_are_refused(tmp_path):
+def test_two_gpus_for_each_run_are_handed_out_together_and_three_are_refused(here, tmp_path, monkeypatch):
     path = write_notebook(tmp_path / "hand_made.ipynb", WHEN)
-    environment = {"CUDA_VISIBLE_DEVICES": "7,8", "WORKBENCH_CACHE": str(tmp_path)}
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "7,8")
+    monkeypatch.setenv("WORKBENCH_CACHE", str(tmp_path))
     arguments = ["sweep", path, "-p", "seed=0..1", "--jobs", "2", "--runs-dir", tmp_path / "runs", "--gpus"]
-    refused = workbench(*arguments, "3", env=environment)
+    refused = here(*arguments, "3")
     assert refused.returncode == 2
     assert "gpus=3: each run asks for 3, visible here: 2 (7, 8)" in refused.stderr
     assert list_runs(tmp_path / "runs") == []
-    assert workbench(*arguments, "2", env=environment).returncode == 0
+    assert workbench(*arguments, "2").returncode == 0
     first, second = gpus_held(tmp_path / "runs")
     assert first["gpu"] == second["gpu"] == "7,8"
     assert not overlap(first, second)
@@ -123,7 +124,7 @@ def test_two_gpus_for_each_run_are_handed_out_together_and_three_are_refused(tmp
 
 @pytest.mark.slow
 @pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGKILL])
-def test_nothing_is_left_behind_by_failures_ctrl_c_or_a_kill(tmp_path, how):
+def test_nothing_is_left_behind_by_failures_ctrl_c_or_a_kill(here, tmp_path, how):
     """No kernel, no listening port, no temporary file: of a failed run, a finished one, and one that was cut."""
     scratch = Path(tempfile.mkdtemp())  # short: sockets lie in it
     cell = "import time\nassert seed, 'seed 0 fails'\nif seed > 1:\n    (run.path / 'started').touch(); time.sleep(600)"
@@ -142,7 +143,7 @@ def test_nothing_is_left_behind_by_failures_ctrl_c_or_a_kill(tmp_path, how):
         assert len(going) == 2
         for run in list_runs(tmp_path / "runs"):
             if run.status["state"] == "running":
-                assert workbench("cancel", run.path).returncode == 0
+                assert here("cancel", run.path).returncode == 0
     else:
         assert runner.wait(60) == 130
     assert psutil.wait_procs(below, timeout=30)[1] == []

@@ -355,7 +355,7 @@ def test_runs_have_gpus_of_their_own_and_hidden_secrets(cluster, submitted, monk
 
 
 @pytest.mark.slow
-def test_refusal_of_slurm_comes_before_anything_is_made(cluster, tmp_path):
+def test_refusal_of_slurm_comes_before_anything_is_made(here, cluster, tmp_path):
     for options, message in (
         (SlurmOptions(partition="gpu"), "slurm partition='gpu': not on this cluster; there are high, low"),
         (SlurmOptions(gpus=3), "Slurm refuses such a job: .*Requested node configuration is not available"),
@@ -366,10 +366,10 @@ def test_refusal_of_slurm_comes_before_anything_is_made(cluster, tmp_path):
             slurm.check_slurm(options)
     path = write_notebook(tmp_path / "by_hand.ipynb", "pass")
     sweep = ["sweep", path, "-p", "seed=0..5", "--runs-dir", tmp_path / "runs", "--executor", "slurm"]
-    refused = workbench(*sweep, "--partition", "gpu")
+    refused = here(*sweep, "--partition", "gpu")
     assert refused.returncode == 2
     assert "there are high, low" in refused.stderr
-    shown = workbench(*sweep, "--mem", "1", "--dry-run")
+    shown = here(*sweep, "--mem", "1", "--dry-run")
     assert shown.returncode == 0, shown.stderr
     text = shown.stdout[shown.stdout.index("#!/bin/bash") :]
     assert "--array=0-5" in text
