@@ -56,20 +56,22 @@ def test_characters_that_cannot_be_seen_do_not_save_a_token(unseen):
 
 
 LONG = "Ab1" * 12
-FORMS = f"""hf_{LONG} api_org_{LONG}
+FORMS = f"""hf_{LONG} api_org_{LONG} github_pat_{LONG} glpat-{LONG}
 gho_{LONG} ghu_{LONG} ghs_{LONG} ghr_{LONG} sk_{LONG} rk-{LONG} rk_{LONG} pk-{LONG} pk_{LONG}
-ASIA{"A1" * 8} AIza{LONG} xoxb-{LONG} nvapi-{LONG} wandb_v1_{LONG} access-key=q8 access_key_id=q8 private-key=q8
-secret=q8 passwd=q8 passphrase=q8 credential=q8 authorization=q8 gitlab_token=q8 x-amz-signature=q8
+AKIA{"A1" * 8} ASIA{"A1" * 8} AIza{LONG} GOCSPX-{LONG} xoxb-{LONG} nvapi-{LONG} wandb_v1_{LONG}
+r8_{LONG} tgp_v1_{LONG} fw_{LONG} pplx-{LONG} dapi{"a1" * 16} npm_{LONG} pypi-AgEIcHlwaS5vcmc{LONG} dckr_pat_{LONG}
+SG.{LONG}.{LONG} hvs.{LONG} AGE-SECRET-KEY-{"1Q" * 29} 123456789:AA{LONG} api.telegram.org/bot123456789:AA{LONG}/send
+https://discord.com/api/webhooks/123456789012345678/{LONG} {{"username":"q","key":"{"a1" * 16}"}}
+access-key=q8 access_key_id=q8 private-key=q8
+secret=q8 passwd=q8 passphrase=q8 credential=q8 authorization=q8 gitlab_token=q8 x-amz-signature=q8 password=>q8
 pa\u017f\u017fword=q8 api_\u212aey=q8 X_PASSWD=q8 MY_CREDENTIALS=q8 --client-secret=q8""".split()
-
-
 BLANKS = [f"-----BEGIN RSA PRIVATE KEY-----{LONG}", f"BEARER {LONG}", "--my-token q8", f"sk-{'q' * 50}"]
 
 
 @pytest.mark.parametrize("secret", FORMS + BLANKS)
 def test_no_form_of_a_secret_is_passed_over_unread(secret):
     hidden = hide_tokens(f"a {secret} b")
-    assert "[token]" in hidden and LONG not in hidden and "q8" not in hidden
+    assert "[token]" in hidden and LONG not in hidden and "q8" not in hidden and "a1" * 9 not in hidden
 
 
 @pytest.mark.parametrize(
@@ -98,7 +100,9 @@ def test_a_usual_secret_goes_in_any_spelling_of_its_name_and_twice_is_once(text)
      "set HF_TOKEN in the environment", "HF_TOKEN is not set", "my password is required", "user_tokens: 1200", "MAX_TOKENS=80",
      "TOKENS=1024", "the passwords: never stored", "mysql -h db -u me -p", "invalid_token: 3", "sk-learn-contrib-of-the-year",
      "if self._api_key:", "for k in KEYS:", "<th>HF_TOKEN</th><th>seed</th>", 'api_key = os.environ["OPENAI_API_KEY"]',
-     "auth=(user, password)", '{"name": "lr", "value": "x1"}', "secrets=)", "a secret v1beta2"]
+     "auth=(user, password)", '{"name": "lr", "value": "x1"}', "secrets=)", "a secret v1beta2", "fw_layer_norm_weight_2",
+     '["hf_token", "seed"]', '_SORT_KEYS = {"name", "size"}', "npm_config_registry_of_a_company_1", "dapi_client_of_ours",
+     '["a token"] = [-slope[0]]', "the --secrets file of HF"]
 )  # fmt: skip
 def test_words_that_are_like_names_of_secrets_stay(text):
     assert hide_tokens(text) == text

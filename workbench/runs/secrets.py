@@ -6,112 +6,107 @@ from collections.abc import Callable
 from .text import ESCAPES, UNSEEN
 
 TOKEN = "[token]"
-# Secrets with a form of their own that stand in the logs of trainings, each behind what stands in it. Others are found by the
-# names next to them.
+_LONGEST_KEY = 20_000  # characters of a private key
+# Secrets with a form of their own. Before each is a lower-case text that stands in all of that form, so that most texts need
+# one look for it.
 _FORMS = {
     "-----begin": r"-----BEGIN [A-Z0-9 ]{0,40}PRIVATE KEY(?: BLOCK)?-----"
-    r"(?:(?:[^-]|-(?!----(?:BEGIN|END))){0,20000}-----END [A-Z0-9 ]{0,40}-----|(?:[\w+/=:,\s.-]|\\n){0,20000})",
+    rf"(?:(?:[^-]|-(?!----(?:BEGIN|END))){{0,{_LONGEST_KEY}}}-----END [A-Z0-9 ]{{0,40}}-----"
+    rf"|(?:[\w+/=:,\s.-]|\\n){{0,{_LONGEST_KEY}}})",
     "hf_": r"hf_[A-Za-z0-9]{16,}|hf_[A-Za-z0-9]{4,}(?=\.\.\.|…)",
     "gh": r"gh[pousr]_[A-Za-z0-9]{20,}",
     "gl": r"gl(?:pat|rt|dt|ft|cbt|ptt|soat|agent)-[\w-]{16,}",
     "wandb_v": r"wandb_v\d+_\w{20,}",
-    "hooks.slack": r"hooks\.slack\.com/[a-z]+/[\w/-]{16,}",
-    "xox": r"(?<![\w-])xox[a-z]-[\w-]{10,}",
-    "k-": r"(?<![\w-])[srp]k-(?:(?=[\w-]*[0-9A-Z])[\w-]{16,}|[a-z]{32,})",  # of OpenAI, Anthropic, OpenRouter and others
+    "k-": r"(?<![\w-])[srp]k-(?:(?=[\w-]*[0-9A-Z])[\w-]{16,}|[a-z]{32,})",  # OpenAI, Anthropic, OpenRouter and others
     "k_": r"(?<![\w-])[srp]k_(?=[\w-]*[0-9A-Z])[\w-]{16,}",
-    "eyj": r"(?<![\w-])eyJ[\w-]{6,}\.[\w-]{4,}(?:\.[\w-]*)?",
+    "xox": r"(?<![\w-])xox[a-z]-[\w-]{10,}",
+    "hooks.slack": r"hooks\.slack\.com/[a-z]+/[\w/-]{16,}",
+    "/webhooks/": r"discord(?:app)?\.com/api/webhooks/\d{1,30}/[\w-]{16,}",
+    ":aa": r"(?<!\d)\d{6,12}:AA[\w-]{30,}",  # a bot of Telegram
+    '"key"': r'"username"\s{0,4}:\s{0,4}"[^"\n]{0,99}"\s{0,4},\s{0,40}"key"\s{0,4}:\s{0,4}"\w{32}"',  # Kaggle's file
+    "eyj": r"(?<![\w-])eyJ[\w-]{6,}\.[\w-]{4,}(?:\.[\w-]*)?",  # a JSON web token
     "bearer": r"(?i:\bbearer)\s{1,4}(?=\S{0,200}\d|\S{20})[\w.~+/=-]{8,}",
 }
-for prefix in re.findall(r"\S+", "api_org_ github_pat_ AKIA ASIA AIza ya29. nvapi- gsk_ xai- xapp-"):
-    _FORMS[prefix.casefold()] = rf"(?<![A-Za-z0-9]){re.escape(prefix)}[\w-]{{16,}}"
+_FORMS |= {
+    prefix.lower(): rf"(?<![A-Za-z0-9]){re.escape(prefix)}{rest}"
+    for prefixes, rest in [
+        ("api_org_ github_pat_ AKIA ASIA AIza ya29. GOCSPX- nvapi- gsk_ xai- xapp-", r"[\w-]{16,}"),
+        ("tgp_v1_ dckr_pat_ dckr_oat_ hvs. pypi-AgE", r"[\w-]{16,}"),  # Together, Docker, Vault, PyPI
+        ("r8_ pplx- npm_", "[A-Za-z0-9]{30,}"),  # Replicate, Perplexity, npm
+        ("fw_", r"(?=[A-Za-z]*\d)[A-Za-z0-9]{20,}"),  # Fireworks
+        ("dapi", "[0-9a-f]{32}"),  # Databricks
+        ("SG.", r"[\w-]{16,}\.[\w-]{16,}"),  # SendGrid
+        ("AGE-SECRET-KEY-", "[A-Z0-9]{40,}"),
+    ]
+    for prefix in prefixes.split()
+}
 _TOKENS = {mark: re.compile(pattern) for mark, pattern in _FORMS.items()}
-# Names of secrets. `eos_token`, `max_tokens` and the like are none here.
-_OWNERS = re.findall(
-    r"\w+",
-    "access account anthropic api auth aws azure bearer bot client cohere csrf deepseek deploy discord encryption gemini "
-    "github gitlab google groq hf hub huggingface login master mistral oauth openai openrouter personal private refresh "
-    "registry secret security service session signing slack ssh storage subscription telegram together user vault wandb xsrf",
-)
 
+# --- names -----------------------------------------------------------------------------------------------------------
 
-def _owned(word: str) -> str:
-    return "(?:" + "|".join(f"(?<={owner}{sign}{word})" for owner in _OWNERS for sign in ("", "[_-]")) + ")"
+# The end of a name that may be a secret's, and what makes it one. `eos_token`, `max_tokens` and `sort_key` are none.
+_NAME_END = re.compile(
+    r"(?i)(?:passwords?|passwd|passphrase|pass|pwd|tokens?|keys?|secrets?|credentials?|authorization|auth|signature|_xsrf"
+    r"|session_?id)(?:[_-](?:id|data))?"
+)
+_OWNERS = (
+    "access|account|anthropic|api|auth|aws|azure|bearer|bot|client|cohere|csrf|deepseek|deploy|discord|encryption|gemini|github"
+    "|gitlab|google|groq|hf|hub|huggingface|login|master|mistral|oauth|openai|openrouter|personal|private|refresh|registry"
+    "|secret|security|service|session|signing|slack|ssh|storage|subscription|telegram|together|user|vault|wandb|xsrf"
+)
+_SECRET_NAME = re.compile(
+    r"(?i:(?:password|passwd|passphrase|secrets?|credentials?|authorization|[_-]pass|[_-]pwd|(?<![a-z])id[_-]token)"
+    rf"|(?:{_OWNERS})[_-]?(?:token|keys?(?:[_-](?:id|data))?)"
+    r"|(?<![\w-])x-[\w-]*(?:token|key|auth|secret|signature|credential))\Z"
+    r"|(?:(?<![a-z])KEY(?:_ID)?|(?<![a-z])TOKEN(?:_ID)?|PASSWORDS|Pwd|(?<![\w-])pwd)\Z"
+)
+_SPECIAL_TOKEN = re.compile(r"(?i)(?:EOS|BOS|PAD|UNK|SEP|CLS|MASK|STOP|END|START|IMAGE)[_-]TOKEN(?:_ID)?\Z")
+# Names that are a secret's only before what looks like one.
+_MAYBE_SECRET = re.compile(
+    rf"(?i:token|pass|auth|_xsrf|[\w-]*session_?id|passwords)\Z|TOKENS\Z|[\w-]*_KEYS\Z|[\w-]*(?i:{_OWNERS})[_-]?(?i:tokens)\Z"
+)
+_OPTION = re.compile(r"(?i)--[a-z-]*(?:token|api-key|secret|password)\Z")
+_LOOKS = re.compile(r"(?=[^\s\"'<>,;&)\]}]*\d)(?=[^\s\"'<>,;&)\]}]*[A-Za-z]).{6}")
 
+# --- values ----------------------------------------------------------------------------------------------------------
 
-_SPECIAL = "".join(f"(?<!{n}_TOKEN)" for n in re.findall(r"\w+", "EOS BOS PAD UNK SEP CLS MASK STOP END START IMAGE"))
-_SECRET_NAME = (  # its end; what stands before it is looked at behind it, which is far quicker
-    rf"(?:TOKEN(?<![a-z]TOKEN){_SPECIAL}(?:_ID)?|KEY(?<![a-z]KEY)(?:_ID)?|_KEYS|_PASS|_PWD|SECRETS?|[Pp]wd(?<![\w-]pwd)"
-    r"|PASSWORDS|(?i:passwords(?=[\"']|\s{0,4}[=:]\s{0,4}[\"'\[({]|\Z)|password|passwd|passphrase|[_-]pass|[_-]pwd|secrets?|credentials?|apikeys?|authorization|x-amz-(?:signature|credential)"
-    rf"|token(?:{_owned('token')}|(?<=\bid[_-]token))|key{_owned('key')}s?(?:[_-](?:id|data))?))"
+_TAG = r"(?:</\w{1,10}>|<(?!th\b|/)[^<>]{0,200}>)"  # `<th>` begins another name
+_BETWEEN = "|".join(  # a name and its value
+    [
+        rf"{_TAG}{{0,4}}\s{{0,4}}"
+        r"(?::\s{0,4}(?:typing\.)?(?:str|bytes|Any|Final|Optional|SecretStr)\b[\w.\[\] |]{0,40}=|:=|=>|==?|!=|:)\s{0,4}"
+        rf"(?:{_TAG}\s{{0,4}}){{0,4}}",
+        rf"(?P<tags>(?:\s{{0,40}}{_TAG}){{1,5}}\s{{0,40}}(?![:=\s]))|>(?=\w)",  # cells of a table, XML
+        r"\s{0,4}[,\n]\s{0,40}[\"']?value[\"']?\s{0,4}:\s{0,4}|\(value=",
+        # Behind the weak ones a value has to look like a secret.
+        r"(?P<weak>(?<=[\"'])(?:\s{0,4},|\)\s{0,4}or)\s{0,4}(?=[\"'])|\s{1,4}(?:is|was)\s{1,4}|(?P<blank>[ \t]{1,40}))",
+    ]
 )
-# An element of HTML that may stand between a name and its value; `<th>` is none, as it begins another name.
-_TAG = (
-    r"(?:\s{0,40}(?:</\w{1,10}>|<(?:td|dd|p|br|b|i|em|a|pre|code|div|font|kbd|li|mark|samp|small|span|strong|tspan|tt|text"
-    r"|value)(?:\s[^<>]{0,200})?>))"
+_VALUE = re.compile(
+    rf"\\{{0,3}}[\"']?(?P<subscript>\]?)(?:{_BETWEEN})(?:(?i:basic|bearer|token)\s{{1,4}})?"
+    # `str("value")`, `["first", "second"]`, `{"value": "value"}`, b"value"
+    r"(?:(?P<opens>(?:(?:[A-Za-z_][\w.]{0,40})?[(\[{]\s{0,4}(?:[\"']\w{1,40}[\"']\s{0,4}:\s{0,4})?){0,2}[bBrRfFuU]{0,2})"
+    r"(?:(?P<long>\"{3}|'{3})(?P<lines>(?s:.){1,5000}?)(?P=long)"
+    r"|(?P<quote>\\{0,3}[\"'])(?!(?P=quote))(?P<quoted>[^\n]{1,5000}?)(?P=quote))"
+    r"|[\"'`]?(?:[\[({](?!token\]))?(?P<bare>(?:\[token\])?(?![\[({])[^\s\"'<>,;&)\]}\x1b]{1,5000}))"
 )
-_SIGN = r"\s{0,4}(?::=|==?|!=|:)\s{0,4}"
-_OPENS = (
-    r"(?P<opens>(?:(?:[A-Za-z_][\w.]{0,40})?[(\[{]\s{0,4}(?:[\"']\w{1,40}[\"']\s{0,4}:\s{0,4})?){0,2}[bBrRfFuU]{0,2})"
-)
-# What looks a value up by its name: `os.getenv("KEY") or "value"`, `config.get("key", "value")`
-_LOOKS_UP = r"[\w.]{0,40}(?:get|env|environ|pop|default)[(\[]\s{0,4}"
-_ELSE = rf"{_LOOKS_UP}[\"'][\w-]{{1,60}}[\"']\s{{0,4}}(?:,|[)\]]\s{{0,4}}or\b)\s{{0,4}}"
-_QUOTED = (
-    r"(?:(?P<q>\\{0,3}\"{3}|'{3})(?P<long>(?s:.){1,5000}?)(?P=q)"
-    r"|\\{0,3}\"(?P<double>[^\"\n]{1,5000})\"|'(?P<single>[^'\n]{1,5000})')"
-)
-# What stands behind a weaker name, or a weaker sign, and looks like a secret
-_PART = r"[^\s\"'<>,;&)\]}]"
-_LOOKS = rf"(?={_PART}{{0,200}}\d)(?={_PART}{{0,200}}[A-Za-z]){_PART}"
-_NO_WORD = "".join(f"(?<!(?i:{word}))" for word in ("secret", "secrets", "credentials", "authorization", "[^_-]key"))
-_ASSIGNED = re.compile(
-    rf"(?P<before>{_SECRET_NAME}\\{{0,3}}[\"']?"
-    rf"(?:\]?{_TAG}{{0,4}}\s{{0,4}}"
-    r"(?::\s{0,4}(?:typing\.)?(?:str|bytes|Any|Final|Optional|SecretStr)\b[\w.\[\] |]{0,40}=|:=|==?|!=|:)\s{0,4}"
-    rf"(?:{_TAG}{{1,4}}\s{{0,4}})?|{_TAG}{{1,4}}\s{{0,40}}(?![:=\s])"
-    r"|\s{0,4}[,\n]\s{0,40}[\"']?value[\"']?\s{0,4}:\s{0,4}|\(value=|>(?!\s)"
-    rf"|(?:\s{{1,4}}(?:is|was)\s{{1,4}}[\"'`]?|{_NO_WORD}[ \t]{{1,40}})(?={_LOOKS}{{6,}}))"
-    r"(?:(?i:basic|token|bearer|apikey|negotiate)\s{1,4})?"
-    rf"(?:{_ELSE})?"
-    r"|(?<![\w-])--(?i:[a-z-]{0,40}(?:token|api-key|secret|password))(?:\s{0,4}=\s{0,4}|\s{1,4})"
-    rf"|%(?:set_)?env\s{{1,4}}\w{{0,60}}?{_SECRET_NAME}[\s=]{{1,4}})"
-    rf"(?:{_OPENS}{_QUOTED}|(?P<bare>(?:\[token\])?[^\s\"'<>,;&)\]}}\x1b]{{1,5000}}))"
-    # Between a name and its value in code: `getenv("KEY") or "value"`, `("password", "value")`, `auth=("me", "value")`
-    rf"|(?P<before2>(?:{_SECRET_NAME}[\"'](?:\s{{0,4}},|\)\s{{0,4}}or)"
-    r"|(?i:auth)(?:\s{0,4}=\s{0,4}[\w.]{0,40})?\(\s{0,4}(?:[\"'][^\"'\n]{0,200}[\"']|[\w.]{1,60})\s{0,4},)\s{0,4})"
-    r"[\"'](?P<value2>[^\"'\n]{1,5000})(?=[\"'])"
-)
-_WEAK = re.compile(
-    r"(?P<before>(?:(?<![\w-])(?:(?i:token|pass|auth|_xsrf|csrftoken|\w{0,20}session_?id|passwords?)|TOKENS)"
-    rf"|(?i:tokens{_owned('tokens')}))[\"']?{_SIGN}[\"'\[(]{{0,3}}){_LOOKS}{{6,}}"
-    r"|(?P<login>\b(?:docker|podman|helm|oc)\s+login\b[^\n]{0,200}?\s-p[\s=]+|\bcurl\b[^\n]{0,300}?\s(?:-u|--user)[\s=]+[^\s:]+:"
-    r"|\bsshpass\s{1,4}-p\s{0,4}|\b(?:mysql|mariadb)\w{0,10}\s(?:[^\n]{0,300}?\s)?-p)[^\s\x1b]+"
-)
-# `{"value": "secret", "name": "HF_TOKEN"}`, `Text(value='secret', description='password')`, and the rest of a list whose first
-# value is hidden
+_MORE_VALUES = re.compile(r"(?:\s{0,4},\s{0,4}(?:\"[^\"\n]{1,2000}\"|'[^'\n]{1,2000}')|,[^\s\"'<>,;&)\]}]{1,2000})+")
+# `{"value": "secret", "name": "HF_TOKEN"}`, `Text(value='secret', description='password')`
 _VALUE_FIRST = re.compile(
-    rf"(?P<before>\bvalue[\"']?\s{{0,4}}[:=]\s{{0,4}}(?P<q>[\"']))[^\"'\n]{{1,2000}}(?P<after>(?P=q)\s{{0,4}},\s{{0,40}}[\"']?"
-    rf"(?:name|key|description)[\"']?\s{{0,4}}[:=]\s{{0,4}}[\"'][\w-]{{0,60}}?{_SECRET_NAME}[ :]{{0,4}}[\"'])"
-)
-_REST = re.compile(
-    r"(?P<before>(?i:keys|tokens|passwords|secrets|credentials)[=:]\[token\])(?:,[^\s\"'<>,;&)\]}]{1,2000})+"
-    r"|(?P<list>[=:]\s{0,4}\[\s{0,4}(?P<q>[\"'])\[token\](?P=q))(?:\s{0,4},\s{0,4}(?:\"[^\"\n]{0,2000}\"|'[^'\n]{0,2000}'))+"
+    r"(?P<before>\bvalue[\"']?\s{0,4}[:=]\s{0,4}(?P<q>[\"']))[^\"'\n]{1,2000}(?P<after>(?P=q)\s{0,4},\s{0,40}[\"']?"
+    r"(?:name|key|description)[\"']?\s{0,4}[:=]\s{0,4}[\"'](?P<name>[\w-]{1,60})[ :]{0,4}[\"'])"
 )
 # The whole value of these headers, whatever its scheme.
 _HEADER = re.compile(
-    r"(?i)(?P<before>(?<![\w-])(?:(?:proxy-)?authorization|(?:set-)?cookie|private-token|[\w-]{0,40}subscription-key"
-    r"|x-[\w-]{0,40}(?:token|key|auth|secret|signature))"
+    r"(?i)(?P<before>(?<![\w-])(?:(?:proxy-)?authorization|(?:set-)?cookie)"
     r"(?:\\{0,3}[\"']\s{0,4}:\s{0,4}(?P<q>\\{0,3}[\"'])|\s{0,4}:[ \t]{1,4}))"
     r"(?(q)[^\"'\n\\]{1,5000}|(?:\[token\](?!\S)|(?:bearer|basic|token)\s{1,4}[^\s\"'<>\x1b]{1,5000}"
     r"|[^\"'\n<>\x1b]{1,5000}(?:(?<=[=:\s])[\"'][^\"'\n]{0,2000}[\"'][^\"'\n<>\x1b]{0,2000}){0,20}))"
 )
-_NAME_ALONE = re.compile(
-    rf"[\w-]{{0,60}}?{_SECRET_NAME}|--(?i:[a-z-]*(?:token|api-key|secret|password))|(?i:(?:set-)?cookie)"
-)
 _HARMLESS = re.compile(
-    r"\[token\]?|None|null|True|False|true|false|str|bool|int|\$\w+|\$[{(].*|os\.environ.*|getenv.*|getpass.*|--?[a-z][a-z-]*|\*+"
+    r"\[token\]?|None|null|True|False|true|false|str|bool|int|\$[A-Z_][A-Z0-9_]*|\$[a-z_]+|\$[{(].*|os\.environ.*|getenv.*"
+    r"|getpass.*|--?[a-z][a-z-]*|\*+"
 )
-_WRITTEN_COLOUR = re.compile(r"\\(?:x1[bB]|033|e|u001[bB])\[[0-9;]{0,20}m")
 HEX40 = re.compile(r"(?<![0-9A-Za-z])[0-9a-f]{40}(?![0-9A-Za-z])")
 _SAYS_WANDB = re.compile(
     r"(?i)(?:wandb\S{0,20}\s{0,3}\S{0,20}[\"'\s=:]{0,6}|(?:wandb|api key)[^\n]{0,150}[:=]\s{0,4})\Z"
@@ -120,8 +115,6 @@ _CREDENTIALS = re.compile(r"(?<=://)(?:[^\s/?#\"'<>`]{1,400}|[^\s/?#\"'<>`@:]{1,
 _QUERY_SECRET = re.compile(
     r"(?i)([?&#](?:[\w-]{0,40}(?:token|key|secret|password|sig|signature|credential|auth))=)[^&#\s\"'<>`]{1,4000}"
 )
-# One of these stands in whatever `_HEADER`, `_ASSIGNED` and those below it match, so that most texts need no more than a look.
-_MARKS = re.findall(r"\S+", "key token secret pass pwd credent auth x- cookie xsrf session curl login mysql mariadb")
 
 
 def hide_tokens(text: str) -> str:
@@ -135,15 +128,12 @@ def hide_tokens(text: str) -> str:
         >>> hide_tokens("HF_TOKEN=abc1 git clone https://me:pw@example.org/x")
         'HF_TOKEN=[token] git clone https://[token]@example.org/x'
     """
-    read = _seen(text)
+    read = UNSEEN.sub("", ESCAPES.sub("", text))  # what a reader sees, and copies
     hidden = _hide(read)
-    direct = hidden if read == text else _hide(text)  # a terminal does not show the address of a link
-    return direct if read == text or _seen(direct) == hidden else hidden
-
-
-def _seen(text: str) -> str:
-    """What a reader sees, and copies; in code a colour may be written as an escape, `\\x1b[32m`."""
-    return UNSEEN.sub("", ESCAPES.sub("", _WRITTEN_COLOUR.sub("", text)))
+    if read == text:
+        return hidden
+    direct = _hide(text)  # a terminal does not show the address of a link
+    return direct if UNSEEN.sub("", ESCAPES.sub("", direct)) == hidden else hidden
 
 
 def _hide(text: str) -> str:
@@ -154,15 +144,50 @@ def _hide(text: str) -> str:
     if "://" in text:
         text = _CREDENTIALS.sub(f"{TOKEN}@", text)
     text = _QUERY_SECRET.sub(rf"\1{TOKEN}", text)
-    if any(mark in folded for mark in _MARKS):
-        text = _HEADER.sub(_header, text)
-        text = _ASSIGNED.sub(_assigned, text)
-        text = _WEAK.sub(lambda m: f"{m['before'] or m['login']}{TOKEN}", text)
-        text = _VALUE_FIRST.sub(rf"\g<before>{TOKEN}\g<after>", text)
-        text = _REST.sub(lambda m: m["before"] or m["list"], text)
+    text = _HEADER.sub(_header, text)
+    text = _hide_named(text)
+    text = _VALUE_FIRST.sub(_value_first, text)
     if "wandb" not in folded and "api key" not in folded:
         return text
     return HEX40.sub(lambda m: TOKEN if _SAYS_WANDB.search(text[max(0, m.start() - 200) : m.start()]) else m[0], text)
+
+
+def _hide_named(text: str) -> str:
+    """`text` without the values that stand behind the names of secrets."""
+    parts = []
+    position = 0
+    for end in _NAME_END.finditer(text):
+        match = _VALUE.match(text, end.end())
+        if match is None or end.start() < position:
+            continue
+        name = re.search(r"[\w-]*\Z", text[max(0, end.start() - 60) : end.end()])[0]
+        group = "bare" if match["bare"] else "quoted" if match["quoted"] else "lines"
+        if _is_secret(name, match, match[group]):
+            more = _MORE_VALUES.match(text, match.end()) if name.lower().endswith("s") else None
+            parts += [text[position : match.start(group)], TOKEN, text[match.end(group) : match.end()]]
+            position = (more or match).end()
+    return "".join([*parts, text[position:]])
+
+
+def _is_secret(name: str, match: re.Match, value: str) -> bool:
+    """A value that `_VALUE` found behind a name is a secret."""
+    if _HARMLESS.fullmatch(value) or _SPECIAL_TOKEN.search(name):
+        return False
+    if match["opens"] and names_secret(value):  # os.environ["HF_TOKEN"] shows the name alone
+        return False
+    if _OPTION.match(name) and not match["tags"]:
+        return True
+    if match["blank"] and not re.search("[_-]|(?i:^pass)", name):
+        return False
+    looks = bool(_LOOKS.match(value))
+    if _SECRET_NAME.search(name):
+        return looks or not match["weak"]
+    passwords = name.lower() == "passwords" and not match["bare"]
+    return bool(_MAYBE_SECRET.match(name)) and not match["weak"] and not match["subscript"] and (looks or passwords)
+
+
+def _value_first(match: re.Match) -> str:
+    return f"{match['before']}{TOKEN}{match['after']}" if names_secret(match["name"]) else match[0]
 
 
 def names_secret(text: str) -> bool:
@@ -172,7 +197,15 @@ def names_secret(text: str) -> bool:
         >>> names_secret("api_key:"), names_secret("the api key is private")
         (True, False)
     """
-    return len(text) < 100 and bool(_NAME_ALONE.fullmatch(text.strip(" :=\"'")))
+    return len(text) < 100 and _names(text.strip(" :=\"'"))
+
+
+def _names(name) -> bool:
+    if not isinstance(name, str) or not re.fullmatch(r"[\w-]+", name):
+        return False
+    if _SPECIAL_TOKEN.search(name):
+        return False
+    return bool(_SECRET_NAME.search(name) or _OPTION.match(name) or re.fullmatch("(?i)(?:set-)?cookie|passwords", name))
 
 
 def looks_like_token(name: str, value: str) -> bool:
@@ -193,16 +226,6 @@ def looks_like_token(name: str, value: str) -> bool:
 
 def _header(match: re.Match) -> str:
     return match[0] if _HARMLESS.fullmatch(match[0][len(match["before"]) :].strip()) else match["before"] + TOKEN
-
-
-def _assigned(match: re.Match) -> str:
-    value = next(v for v in map(match.group, ("long", "double", "single", "bare", "value2")) if v)
-    if _HARMLESS.fullmatch(value) or (re.match(_LOOKS_UP, match["opens"] or "") and _NAME_ALONE.fullmatch(value)):
-        return match[0]
-    if match["value2"]:
-        return match[0][: -len(value)] + TOKEN
-    quote = match["q"] or ('"' if match["double"] else "'" if match["single"] else "")
-    return f"{match['before']}{match['opens'] or ''}{quote}{TOKEN}{quote}"
 
 
 def map_text(value, change: Callable[[str], str], *, secret: bool = False):
@@ -228,10 +251,6 @@ def map_text(value, change: Callable[[str], str], *, secret: bool = False):
     return value
 
 
-def _names(name) -> bool:
-    return isinstance(name, str) and bool(_NAME_ALONE.fullmatch(name))
-
-
 def _is_of_secret(value: dict) -> bool:
     """Whether an object says that its `value` is a secret: `{"name": "HF_TOKEN", "value": ...}`, or a widget for passwords."""
     said = (value.get(key) for key in ("name", "key", "description"))
@@ -242,7 +261,6 @@ def _is_of_secret(value: dict) -> bool:
 _KEY_BEGIN = re.compile(r"-----BEGIN [A-Z0-9 ]{0,40}PRIVATE KEY(?: BLOCK)?-----")
 _KEY_END = re.compile(r"-----END [A-Z0-9 ]{0,40}-----")
 _HALF_END = re.compile(r"-----END[A-Z0-9 ]{0,41}-{0,4}\Z")
-_LONGEST_KEY = 20_000  # characters, as in `_FORMS`
 _KEY_LINE = re.compile(r"[A-Za-z0-9+/=]{16,}(?:\\n|[\s\"',)\]]){0,9}\Z|\A\s*[A-Za-z0-9+/=]{1,80}\s*\Z")
 # Other lines of a key: empty ones, its headers, and the checksum of PGP.
 _KEY_HEADER = re.compile(r"\A\s*\Z|(?:Proc-Type|DEK-Info|Version|Comment|Hash|Charset): |(?<![\w=])=[\w+/]{4}\s*\Z")

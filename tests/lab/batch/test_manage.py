@@ -8,7 +8,7 @@ import time
 
 import psutil
 import pytest
-from conftest import ROOT, call, until, workbench, write_notebook, write_run
+from conftest import ROOT, call, until, write_notebook, write_run
 
 from workbench.errors import RunError
 from workbench.lab.batch import manage
@@ -243,24 +243,38 @@ late.value = value
 display(w.Text(description="api_key", value=value), w.HTML("HF_TOKEN=" + value), late, text)
 display(HTML(f"<th>HF_TOKEN</th><td>{value}</td>"))
 display({"application/json": {"api_key": [value]}}, raw=True)"""
+PRINTS_A_KEY = """\
+import logging
+lines = [f"MIIE{n}" + "AbCdEfGh" * 7 for n in range(8)]
+key = ["-----BEGIN " + "PRIVATE KEY-----", *lines, "-----END PRIVATE KEY-----", "shown behind it"]
+for line in key:
+    print(line, flush=True)
+logging.basicConfig(level="INFO", format="%(asctime)s [%(levelname)s] %(message)s")
+for line in key:
+    logging.info(line)
+print("\\n".join(key))"""
 RAISES = """\
 password = 'S3cretOfTheTraceback42'
 raise RuntimeError("401 for " + token + password * 0)"""
 
 
 @pytest.mark.slow
-def test_no_secret_is_in_any_file_or_output_of_a_run(tmp_path, capsys):
-    """The sweep over all that a run leaves and prints; what each form of a secret is, runs/test_secrets.py says."""
+def test_no_secret_is_in_any_file_or_output_of_a_run(here, tmp_path, monkeypatch):
+    """All that a run leaves and prints; runs/test_secrets.py has the forms, lab/reports/test_redact.py each place of a page."""
     secret, runs = "hf_" + "aB3dE5" * 6, tmp_path / "runs"
-    path = write_notebook(tmp_path / "hand_made.ipynb", SHOWS, RAISES)
-    process = workbench("run", path, "--runs-dir", runs, env={"HF_TOKEN": secret})
+    path = write_notebook(tmp_path / "hand_made.ipynb", SHOWS, PRINTS_A_KEY, RAISES)
+    monkeypatch.setenv("HF_TOKEN", secret)
+    process = here("run", path, "--runs-dir", runs)
     assert process.returncode == 1 and "401 for [token]" in process.stdout
     (run,) = list_runs(runs)
     texts = {"run": process.stdout + process.stderr}
+    pages = [tmp_path / "reports", tmp_path / "copies"]
     for command in (["status", "--runs-dir", runs], ["status", "--runs-dir", runs, "--json"], ["logs", run.path],
-                    ["report", "--runs-dir", runs, "--out", tmp_path / "reports"]):  # fmt: skip
-        texts[str(command)] = str(call(capsys, *command))
-    files = [file for root in (runs, tmp_path / "reports") for file in root.rglob("*") if file.is_file()]
+                    ["report", "--runs-dir", runs, "--out", pages[0]], ["report", run.path, "--redact", "--out", pages[1]],
+                    ["run", path, f"--token={secret}"]):  # fmt: skip
+        outcome = here(*command)
+        texts[str(command[:3])] = outcome.stdout + outcome.stderr
+    files = [file for root in (runs, *pages) for file in root.rglob("*") if file.is_file()]
     texts |= {str(file): file.read_text(errors="replace") for file in files}
     written = {file.name for file in files}
     assert {
@@ -272,7 +286,10 @@ def test_no_secret_is_in_any_file_or_output_of_a_run(tmp_path, capsys):
         "report.html",
         "index.html",
     } <= written
-    assert [name for name, text in texts.items() if secret in text or "S3cretValue42" in text] == []
+    shown = (secret, "S3cretValue42", "AbCdEfGh" * 2)  # the cell's own code has the last once
+    assert [name for name, text in texts.items() if any(part in text for part in shown)] == []
+    assert texts[str(run.path / "log.txt")].count("shown behind it") == 3
+    assert "unrecognized arguments: --token=[token]" in texts[str(["run", path, f"--token={secret}"])]
     executed = (run.path / "executed.ipynb").read_text()
     outputs = [output for cell in json.loads(executed)["cells"] for output in cell.get("outputs", [])]
     raised = str([output for output in outputs if "traceback" in output])
