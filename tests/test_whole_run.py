@@ -8,13 +8,6 @@ import whole_run
 from conftest import ROOT, need
 
 
-def test_the_longest_files_come_first_and_those_that_share_vllm_together(monkeypatch):
-    monkeypatch.setattr(whole_run, "scope_of", lambda file: "vLLM" if file in "ab" else file)
-    seconds = {"a": 5.0, "b": 6.0, "c": 10.0, "d": 1.0, "e": 30.0}
-    assert whole_run.longest_first(["d", "a", "c", "d", "b", "e"], seconds) == ["e", "b", "a", "c", "d"]
-    assert whole_run.longest_first(["d", "new"], seconds) == ["new", "d"]
-
-
 def test_all_that_starts_an_engine_or_asks_the_server_is_of_one_scope():
     users = ("experiments/test_sampling.py", "training/test_stopping.py", "training/test_sync_on_cpu.py")
     assert {whole_run.scope_of(f"tests/{file}") for file in users} == {"vLLM"}
