@@ -183,6 +183,11 @@ TABLE = {
     "SentencePiece": Option("a SentencePiece tokenizer with byte fallback, transformers",
         [Case({}, saved(models.llama2_like), spec=StopSpec(stop=("e", " s")), seen=has_bytes_and_no_pads)]),
     "SentencePiece on vLLM": Option("a SentencePiece tokenizer with byte fallback, vLLM in process", needs="use_vllm"),
+    "subclass": Option("a subclass that overrides TRL's own methods: it samples, cuts or scores rows, or changes rewards",
+        [Case({}, lambda change=change: {"subclass": change}, change.__name__, POLICY, stops="",
+              placed=False, equal="a subclass of the user trains as on stock TRL")
+         for change in (models.samples_itself, models.cuts_each_turn, models.scores_itself, models.takes_roots)],
+        untested={"PPO": "TRL's PPO samples and scores in one method"}),
     "two processes": Option("two processes (torchrun) with `record_dir`"),
 }
 # fmt: on

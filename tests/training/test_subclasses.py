@@ -8,9 +8,9 @@ import textwrap
 from unittest import mock
 
 import pytest
-import torch
 import trl
-from configuration_runs import build
+from configuration_models import SHORT, short_ids, takes_roots
+from configuration_runs import build, watched
 from conftest import need
 from torch.utils.data import DataLoader
 from trainers import OURS, STOCK
@@ -25,77 +25,22 @@ from workbench.training.rows import EndError
 pytestmark = pytest.mark.slow
 
 BOTH = pytest.mark.parametrize("kind", ["GRPO", "RLOO"])
-SHORT = 3  # tokens
-
-
-def short_ids(trainer, count: int) -> list[list[int]]:
-    return [[5 + row, 6, trainer._tokenizer.eos_token_id] for row in range(count)]
-
-
-def samples_itself(base):
-    class Sampler(base):
-        def _generate_single_turn(self, prompt_ids, *_, **__):
-            rows = short_ids(self, len(prompt_ids))
-            return (rows, None) if issubclass(base, STOCK["GRPO"]) else rows
-
-    return Sampler
-
-
-def cuts_each_turn(base):
-    class Cutter(base):
-        def _generate_single_turn(self, *args, **kwargs):
-            sampled = super()._generate_single_turn(*args, **kwargs)
-            if isinstance(sampled, tuple):
-                return [row[:SHORT] for row in sampled[0]], sampled[1]
-            return [row[:SHORT] for row in sampled]
-
-    return Cutter
-
-
-def scores_itself(base):
-    class Scorer(base):
-        def _calculate_rewards(self, inputs, prompts, completions, completion_ids_list):
-            return torch.tensor([[float(len(text))] for text in completions])
-
-    return Scorer
-
-
-def takes_roots(base):
-    class Roots(base):
-        def _calculate_rewards(self, *args):
-            return super()._calculate_rewards(*args) ** 0.5
-
-    return Roots
 
 
 def rewarded(completions, **_):
     return [float(len(text)) for text in completions]
 
 
-def built(cls, kind: str = "GRPO", who: str = "ours", fields=None, **options):
-    """A trainer of a class of the user's, `who` says whose child it is."""
-    with mock.patch.dict(OURS if who == "ours" else STOCK, {kind: cls}):
-        return build(who, kind, fields, **{"rewards": rewarded} | options)
-
-
-def log_of(who: str, kind: str, change, **options) -> dict:
-    trainer = built(change((OURS if who == "ours" else STOCK)[kind]), kind, who, **options)
-    trainer.train()
-    line = next(line for line in trainer.state.log_history if "reward" in line)
-    return {name: line[name] for name in ("reward", "reward_std", "grad_norm", "completions/mean_length")}
-
-
-@BOTH
-@pytest.mark.parametrize("change", [samples_itself, cuts_each_turn, scores_itself, takes_roots])
-def test_a_subclass_that_trains_on_stock_trains_alike_on_ours(kind, change):
-    assert log_of("ours", kind, change) == pytest.approx(log_of("stock", kind, change), rel=1e-5)
+def built(cls, kind: str = "GRPO", fields=None, **options):
+    """Our trainer, of a class of the user's."""
+    return build("ours", kind, fields, **{"rewards": rewarded, "subclass": lambda _: cls} | options)
 
 
 @BOTH
 def test_rewards_that_a_subclass_changes_are_recorded_changed(kind, tmp_path):
-    log = log_of("ours", kind, takes_roots, record_dir=tmp_path)
-    rows = Run(tmp_path).completions.query("step == 1")
-    assert rows["reward"].mean() == pytest.approx(log["reward"], rel=1e-5)
+    got = watched("ours", kind, rewards=rewarded, subclass=takes_roots, record_dir=tmp_path)
+    rows = got.rows.query("step == 1")
+    assert rows["reward"].mean() == pytest.approx(got.log[0]["reward"], rel=1e-5)
     assert rows["reward"].tolist() == pytest.approx([math.sqrt(len(text)) for text in rows["completion"]], rel=1e-5)
 
 
