@@ -146,7 +146,7 @@ def _hide(text: str) -> str:
     text = _QUERY_SECRET.sub(rf"\1{TOKEN}", text)
     text = _HEADER.sub(_header, text)
     text = _hide_named(text)
-    text = _VALUE_FIRST.sub(_value_first, text)
+    text = _VALUE_FIRST.sub(lambda m: f"{m['before']}{TOKEN}{m['after']}" if names_secret(m["name"]) else m[0], text)
     if "wandb" not in folded and "api key" not in folded:
         return text
     return HEX40.sub(lambda m: TOKEN if _SAYS_WANDB.search(text[max(0, m.start() - 200) : m.start()]) else m[0], text)
@@ -155,12 +155,12 @@ def _hide(text: str) -> str:
 def _hide_named(text: str) -> str:
     """`text` without the values that stand behind the names of secrets."""
     parts = []
-    position = 0
+    position = 0  # up to which the text is in `parts`
     for end in _NAME_END.finditer(text):
         match = _VALUE.match(text, end.end())
         if match is None or end.start() < position:
-            continue
-        name = re.search(r"[\w-]*\Z", text[max(0, end.start() - 60) : end.end()])[0]
+            continue  # no value, or within a value that is hidden already
+        (name,) = re.findall(r"[\w-]+\Z", text[max(0, end.start() - 60) : end.end()])
         group = "bare" if match["bare"] else "quoted" if match["quoted"] else "lines"
         if _is_secret(name, match, match[group]):
             more = _MORE_VALUES.match(text, match.end()) if name.lower().endswith("s") else None
@@ -186,42 +186,29 @@ def _is_secret(name: str, match: re.Match, value: str) -> bool:
     return bool(_MAYBE_SECRET.match(name)) and not match["weak"] and not match["subscript"] and (looks or passwords)
 
 
-def _value_first(match: re.Match) -> str:
-    return f"{match['before']}{TOKEN}{match['after']}" if names_secret(match["name"]) else match[0]
-
-
 def names_secret(text: str) -> bool:
-    """Whether a text is the name of a secret and nothing else, so that what stands next to it is one.
+    """Recognise a text that is the name of a secret and nothing else: what stands next to it is one.
 
     Example:
         >>> names_secret("api_key:"), names_secret("the api key is private")
         (True, False)
     """
-    return len(text) < 100 and _names(text.strip(" :=\"'"))
-
-
-def _names(name) -> bool:
-    if not isinstance(name, str) or not re.fullmatch(r"[\w-]+", name):
-        return False
-    if _SPECIAL_TOKEN.search(name):
+    name = text.strip(" :=\"'")
+    if not re.fullmatch(r"[\w-]{1,99}", name) or _SPECIAL_TOKEN.search(name):
         return False
     return bool(_SECRET_NAME.search(name) or _OPTION.match(name) or re.fullmatch("(?i)(?:set-)?cookie|passwords", name))
 
 
 def looks_like_token(name: str, value: str) -> bool:
-    """Whether a value, or its name, says that it is a secret; 40 hex digits are one unless the name speaks of commits.
+    """Recognise a secret by its value or by its name; 40 hex digits are one unless the name speaks of commits.
 
     Example:
         >>> looks_like_token("api_key", "abc1"), looks_like_token("eos_token", "</s>")
         (True, False)
     """
-    assignment = f"{name}={value}"
     commit = re.search(r"(?i)commit|revision|sha|hash", name)
-    return (
-        hide_tokens(assignment) != assignment
-        or hide_tokens(value) != value
-        or (not commit and bool(HEX40.fullmatch(value.strip())))
-    )
+    hidden = any(hide_tokens(text) != text for text in (f"{name}={value}", value))
+    return hidden or (not commit and bool(HEX40.fullmatch(value.strip())))
 
 
 def _header(match: re.Match) -> str:
@@ -238,21 +225,22 @@ def map_text(value, change: Callable[[str], str], *, secret: bool = False):
     if isinstance(value, str):
         return TOKEN if secret and value and not _HARMLESS.fullmatch(value) else change(value)
     if isinstance(value, dict):
-        made = {}
+        changed = {}
         for key, inner in value.items():
             name = change(str(key))
-            while name in made:
+            while name in changed:
                 name += "'"
-            named = _names(str(key)) or (key == "value" and _is_of_secret(value))
-            made[name] = map_text(inner, change, secret=secret or named)
-        return made
+            named = names_secret(str(key)) or (key == "value" and _is_of_secret(value))
+            changed[name] = map_text(inner, change, secret=secret or named)
+        return changed
     if isinstance(value, list | tuple):
-        return [map_text(v, change, secret=secret or bool(n and _names(value[n - 1]))) for n, v in enumerate(value)]
+        named = [False, *(isinstance(before, str) and names_secret(before) for before in value)]
+        return [map_text(inner, change, secret=secret or own) for inner, own in zip(value, named, strict=False)]
     return value
 
 
 def _is_of_secret(value: dict) -> bool:
-    """Whether an object says that its `value` is a secret: `{"name": "HF_TOKEN", "value": ...}`, or a widget for passwords."""
+    """An object whose `value` is a secret: `{"name": "HF_TOKEN", "value": ...}`, or a widget for passwords."""
     said = (value.get(key) for key in ("name", "key", "description"))
     return value.get("_model_name") == "PasswordModel" or any(isinstance(s, str) and names_secret(s) for s in said)
 
