@@ -70,8 +70,9 @@ def pytest_collection_modifyitems(items) -> None:
     whole_run.order(items)
     for item in items:
         params = getattr(getattr(item, "callspec", None), "params", {})
-        # Of the configurations, GRPO stands for the other trainers from day to day.
-        if item.path.stem.startswith("test_configurations") and params.get("kind", "GRPO") != "GRPO":
+        # Of the configurations, GRPO stands for the other trainers from day to day. Compiling takes as long as ten others.
+        seldom = params.get("kind", "GRPO") != "GRPO" or "[compile-" in item.name
+        if seldom and item.path.stem.startswith("test_configurations"):
             item.add_marker("rare")
         if not HAS_PPO and any(isinstance(value, str) and value == "PPO" for value in params.values()):
             item.add_marker(pytest.mark.skip(reason="this TRL has no PPOTrainer"))

@@ -68,6 +68,7 @@ def test_the_stored_error_rates_are_of_the_shipped_controls(control, metric):
     assert measured("control")["controls"][f"{model}; {metric}"]["tolerance"] == control.recorded["tolerance"][metric]
 
 
+@pytest.mark.rare
 @pytest.mark.slow
 def test_control_is_recorded_by_one_command(tmp_path, monkeypatch, starter_folder):
     arm = controls.control_arms()["starter"]

@@ -161,7 +161,8 @@ def test_no_documented_curve_is_ruled_out_by_its_beginning():
 
 def test_a_beginning_rules_out_most_other_curves():
     rows = [(b, load_baseline(b.run).curve(b.metric)) for b in beginnings() if b.metric == "reward"]
-    left = [(b.run, one.label) for b, _ in rows for _, one in rows if v.may_be_same(one, b)]
-    copies = {(b.run, one.label) for b, whole in rows for _, one in rows if v.same_table(one, whole).word == v.COPY}
+    some = rows[::3]
+    left = [(b.run, one.label) for b, _ in some for _, one in rows if v.may_be_same(one, b)]
+    copies = {(b.run, one.label) for b, whole in some for _, one in rows if v.same_table(one, whole).word == v.COPY}
     assert copies <= set(left)
-    assert len(left) < 0.1 * len(rows) ** 2
+    assert len(left) < 0.1 * len(some) * len(rows)

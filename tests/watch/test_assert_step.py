@@ -1,6 +1,5 @@
 """`assert_step` and the pytest fixture: what fails, what may be undecided, and a test in a project of its own."""
 
-import os
 import subprocess
 import sys
 import tomllib
@@ -101,19 +100,10 @@ def test_mine(step_trainer):
 
 
 @pytest.mark.slow
-def test_a_project_of_its_own_has_a_test_in_one_line(tmp_path):
+def test_a_project_of_its_own_has_a_test_in_one_line(tmp_path, capsys):
+    """In this process, which has imported TRL already."""
     (tmp_path / "test_mine.py").write_text(PROJECT)
-    command = [
-        sys.executable,
-        "-m",
-        "pytest",
-        "-p",
-        "workbench.pytest_plugin",
-        "--rootdir",
-        str(tmp_path),
-        str(tmp_path),
-    ]
-    env = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))}
-    done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, env=env, timeout=600)
-    assert "1 failed, 1 passed" in done.stdout, done.stdout[-3000:] + done.stderr[-2000:]
-    assert "first: mask, rows" in done.stdout
+    plugins = ["-p", "workbench.pytest_plugin", "-p", "no:cacheprovider"]
+    pytest.main([*plugins, "--rootdir", str(tmp_path), str(tmp_path)])
+    shown = capsys.readouterr().out
+    assert "1 failed, 1 passed" in shown and "first: mask, rows" in shown, shown[-3000:]
