@@ -18,7 +18,7 @@ FLOORS = {room: floor for floor, rooms in enumerate([
     ("extras",),
     ("generation", "consistency", "runs", "trl_release"),
     ("replay", "logs"),
-    ("training", "curves"),
+    ("training", "curves", "conform"),
     ("audit", "reward"),
     ("watch",),
     ("experiments",),
@@ -27,7 +27,7 @@ FLOORS = {room: floor for floor, rooms in enumerate([
     ("__main__",),
 ]) for room in rooms}  # fmt: skip
 FLOORS["__init__"] = FLOORS["generation"]  # the package itself loads no room: names are loaded when they are first used
-WITHOUT_TORCH = ("replay", "logs", "curves", "audit", "reward", "runs")
+WITHOUT_TORCH = ("replay", "conform", "logs", "curves", "audit", "reward", "runs")
 # File -> why it imports another file of the package inside a function.
 IMPORTS_LATER = {
     "cli.py": "a command loads the libraries of its own room alone",

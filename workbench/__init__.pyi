@@ -1,4 +1,5 @@
 # The names at the top: the list that `__init__.py` loads from, and what type checkers and tab completion see.
+from . import conform as conform
 from . import consistency as consistency
 from . import curves as curves
 from . import generation as generation

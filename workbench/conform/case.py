@@ -1,0 +1,126 @@
+"""How a function is asked: one case of plain arrays, one answer.
+
+The function gets what its parameters name, each a field of `Case` or a setting by the name that TRL's config gives it. A
+parameter called `case` gets all. Two examples, which are whole adapters:
+
+    @with_torch
+    def policy_loss(logps, old_logps, advantages, mask, total_tokens):  # float64 tensors; returns a scalar
+        ratio = (logps - old_logps).exp()
+        loss = -torch.min(ratio * advantages[:, None], ratio.clamp(0.8, 1.2) * advantages[:, None])
+        return (loss * mask).sum() / total_tokens
+
+    def advantages(rewards, groups):  # NumPy arrays; returns one number a row
+        ...
+
+A loss that needs no torch returns `(value, slopes)`: a number, and its derivative by each log-prob, (R, T).
+"""
+
+import inspect
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, fields, replace
+from typing import Any
+
+import numpy as np
+
+
+class NotOffered(Exception):
+    """Raise it in an adapter for a case that the function does not claim to handle."""
+
+
+@dataclass(frozen=True)
+class Case:
+    """One question: a micro-batch of R rows padded to T tokens for a loss, or N rewards for advantages.
+
+    A loss returns the part that this micro-batch has in the step: the parts of a process are added, and the sums of the
+    processes are averaged, as data parallel training averages gradients. A loss that its trainer divides by the number of
+    micro-batches is divided by `micro_batches` in the adapter.
+
+    Attributes:
+        name: of the case.
+        settings: all of them, by TRL's names: `epsilon`, `beta`, `loss_type`, `max_completion_length` and so on.
+        needs: those of the settings that the plain loss does not have. A function that has no parameter for one of them is
+            not asked: the case is `not offered`. One that takes `case` looks here, and raises `NotOffered`.
+        logps: (R, T), of the policy, in nats. With `with_torch` a tensor that requires a gradient.
+        old_logps, ref_logps, sampled_logps: (R, T), of the policy before the update, of the reference, and the sampler's own.
+            NaN where there is none: behind a row's end in some cases, or where the sampler gave none.
+        advantages: (R,).
+        mask: (R, T), 1 where a token counts in the loss.
+        total_tokens: that count in the loss of the whole step: all micro-batches, all processes.
+        total_rows: of the whole step, also those that are masked.
+        micro_batches: that one process adds up for the step.
+        processes: that share the step.
+        rewards: (N,), or (N, F) for several reward functions; NaN for a row or a function without a reward.
+        groups: (N,), the number of each row's group. Rows of a group follow each other.
+        num_generations: rows of a group.
+    """
+
+    name: str
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    needs: frozenset[str] = frozenset()
+    logps: Any = None
+    old_logps: Any = None
+    ref_logps: Any = None
+    sampled_logps: Any = None
+    advantages: Any = None
+    mask: Any = None
+    total_tokens: float = 0.0
+    total_rows: int = 0
+    micro_batches: int = 1
+    processes: int = 1
+    rewards: Any = None
+    groups: Any = None
+    num_generations: int = 1
+
+
+def call(function: Callable[..., Any], case: Case) -> Any:
+    """Call a function with what its parameters name.
+
+    Raises:
+        NotOffered: if the case needs a setting for which the function has no parameter.
+        TypeError: for a parameter that no case has.
+
+    Example:
+        >>> call(lambda rewards, groups: rewards * 2, Case("two rewards", rewards=np.array([1.0, 0.5])))
+        array([2., 1.])
+    """
+    parameters = inspect.signature(function).parameters.values()
+    if any(p.name == "case" for p in parameters):
+        return function(case=case)
+    offers = {f.name: getattr(case, f.name) for f in fields(case)} | dict(case.settings)
+    if missing := sorted(case.needs - {p.name for p in parameters}):
+        raise NotOffered(f"no parameter {', '.join(missing)}")
+    required = [p for p in parameters if p.default is p.empty and p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)]
+    if unknown := [p.name for p in required if p.name not in offers]:
+        raise TypeError(f"parameter {unknown[0]!r}: expected `case` or one of {', '.join(sorted(offers))}")
+    return function(**{p.name: offers[p.name] for p in parameters if p.name in offers})
+
+
+def with_torch(function: Callable[..., Any]) -> Callable[[Case], Any]:
+    """Give a function float64 tensors, and take its slopes by `backward`.
+
+    Args:
+        function: of parameters as in `call`; returns a scalar tensor, or for advantages a tensor of (N,).
+
+    Returns:
+        A function of one case that returns numbers.
+    """
+
+    def asked(case: Case) -> Any:
+        import torch
+
+        arrays = {f.name: getattr(case, f.name) for f in fields(case) if isinstance(getattr(case, f.name), np.ndarray)}
+        tensors = {name: torch.tensor(array) for name, array in arrays.items()}
+        if case.logps is None:
+            return call(function, replace(case, **tensors)).detach().cpu().numpy()
+        logps = tensors["logps"].requires_grad_()
+        loss = call(function, replace(case, **tensors))
+        if loss.ndim:
+            raise TypeError(f"returned a tensor of shape {tuple(loss.shape)}: expected a scalar")
+        if loss.requires_grad:  # a batch without a token may give a constant
+            loss.backward()
+        slopes = np.zeros_like(case.logps) if logps.grad is None else logps.grad.numpy()
+        return float(loss.detach()), slopes
+
+    asked.__name__ = getattr(function, "__name__", type(function).__name__)
+    asked.__doc__ = function.__doc__
+    return asked
