@@ -37,7 +37,7 @@ IMPORTS_LATER = {
     "lab/late_vllm.py": "it runs in the kernel when vLLM is imported, where most kernels import no vLLM",
     "lab/replay.py": "the runs are looked for only where no file is named",
     "lab/reports/run_page.py": "a microscope is written only for a run with completions",
-    "pytest_plugin.py": "pytest loads it in each run of a project, and only a test that asks for its fixture trains",
+    "pytest_plugin.py": "pytest loads it in each run of a project, and most use neither its fixture nor its option",
     "lab/widgets/padding_explorer.py": "the widget is shown without torch and computes when it is asked",
 }
 

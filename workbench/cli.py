@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from . import __version__
+from .conform.names import NAMES
 from .errors import ParameterError, WorkbenchError
 from .runs.files import jsonable
 from .runs.parameters import notebook_parameters, parse_assignments
@@ -186,6 +187,12 @@ def _parser() -> argparse.ArgumentParser:
     replay.add_argument("--step", type=int, metavar="N", help="number of a recorded step")
     replay.add_argument("--tokens", type=int, metavar="ROW", help="also show each token of completion ROW")
     replay.add_argument("--json", action="store_true", help="one JSON object a stage")
+
+    conform = command(_conform, of_runs=False)
+    conform.add_argument("function", metavar="MODULE:FUNCTION", help="it is imported and executed: name what you trust")
+    claim = "what it claims to be: " + "; ".join(f"{name}, {about}" for name, about in NAMES.items())
+    conform.add_argument("--as", required=True, metavar="NAME", dest="definition", help=claim)
+    conform.add_argument("--json", action="store_true", help="one JSON object a case")
 
     doctor = command(_doctor, of_runs=False)
     doctor.add_argument("--trl", metavar="RELEASE", help="with --args: a release of TRL (default: the installed one)")
@@ -568,6 +575,19 @@ def _replay(args) -> int:
     from .lab.replay import replay
 
     return replay(args.run, args.step, args.runs_dir, tokens=args.tokens, as_json=args.json)
+
+
+def _conform(args) -> int:
+    """Ask any loss or advantages what their definition answers: same, other by choice, or wrong with the smallest case.
+
+    The function gets arrays by the names of its parameters; docs/how-to/conform.md shows a few of three lines. Exit code 0: no
+    case is wrong, 1: one is, 2: no such function or definition, or no case has an answer, 3: the comparison could not finish.
+
+    Example: workbench conform my_pkg.loss:policy_loss --as dapo
+    """
+    from .conform.command import conform
+
+    return conform(args.function, args.definition, as_json=args.json)
 
 
 def _doctor(args) -> int:

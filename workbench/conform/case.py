@@ -13,6 +13,10 @@ parameter called `case` gets all. Two examples, which are whole adapters:
         ...
 
 A loss that needs no torch returns `(value, slopes)`: a number, and its derivative by each log-prob, (R, T).
+
+The parts that a step has are put together as data parallel training does: micro-batches of a process are added, processes
+are averaged. A function that asks for nothing of the whole step (`total_tokens`, `total_rows`, `micro_batches`) is taken to be
+a mean over its micro-batch, which its trainer divides by the number of micro-batches.
 """
 
 import inspect
@@ -22,6 +26,9 @@ from typing import Any
 
 import numpy as np
 
+# What a function asks for if it knows of the step around its micro-batch.
+_OF_STEP = {"case", "total_tokens", "total_rows", "micro_batches"}
+
 
 class NotOffered(Exception):
     """Raise it in an adapter for a case that the function does not claim to handle."""
@@ -30,10 +37,6 @@ class NotOffered(Exception):
 @dataclass(frozen=True)
 class Case:
     """One question: a micro-batch of R rows padded to T tokens for a loss, or N rewards for advantages.
-
-    A loss returns the part that this micro-batch has in the step: the parts of a process are added, and the sums of the
-    processes are averaged, as data parallel training averages gradients. A loss that its trainer divides by the number of
-    micro-batches is divided by `micro_batches` in the adapter.
 
     Attributes:
         name: of the case.
@@ -83,16 +86,31 @@ def call(function: Callable[..., Any], case: Case) -> Any:
         >>> call(lambda rewards, groups: rewards * 2, Case("two rewards", rewards=np.array([1.0, 0.5])))
         array([2., 1.])
     """
-    parameters = inspect.signature(function).parameters.values()
-    if any(p.name == "case" for p in parameters):
+    parameters = inspect.signature(function).parameters
+    if "case" in parameters:
         return function(case=case)
     offers = {f.name: getattr(case, f.name) for f in fields(case)} | dict(case.settings)
-    if missing := sorted(case.needs - {p.name for p in parameters}):
+    needs = case.needs - {"processes"} if _OF_STEP.isdisjoint(parameters) else case.needs
+    if missing := sorted(needs - parameters.keys()):
         raise NotOffered(f"no parameter {', '.join(missing)}")
-    required = [p for p in parameters if p.default is p.empty and p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)]
-    if unknown := [p.name for p in required if p.name not in offers]:
+    required = [
+        p.name
+        for p in parameters.values()
+        if p.default is p.empty and p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)
+    ]
+    if unknown := [name for name in required if name not in offers]:
         raise TypeError(f"parameter {unknown[0]!r}: expected `case` or one of {', '.join(sorted(offers))}")
-    return function(**{p.name: offers[p.name] for p in parameters if p.name in offers})
+    result = function(**{name: offers[name] for name in parameters if name in offers})
+    if case.micro_batches > 1 and _OF_STEP.isdisjoint(parameters):
+        return _divided(result, case.micro_batches)
+    return result
+
+
+def _divided(result: Any, micro_batches: int) -> Any:
+    """A loss, a number with its slopes or a tensor, divided by the number of micro-batches."""
+    if isinstance(result, tuple | list):
+        return [part / micro_batches for part in map(np.asarray, result)]
+    return result / micro_batches
 
 
 def with_torch(function: Callable[..., Any]) -> Callable[[Case], Any]:

@@ -1,0 +1,66 @@
+"""Other formulas by name, so that a difference is recognised by computing it: choices that trainers make, and known faults."""
+
+import itertools
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from .definitions import DEFINITIONS
+
+
+@dataclass(frozen=True, eq=False)
+class Alternative:
+    """Another formula: `changes` of the settings with which the reference computes it."""
+
+    formula: str
+    changes: Mapping[str, Any]
+    choice: bool = True  # False: nobody means it
+
+    @property
+    def option(self) -> str:
+        """The settings with which the definition is this formula."""
+        return ", ".join(f"{name}={value!r}" for name, value in self.changes.items())
+
+
+_OF_LOSSES = (
+    Alternative("dual clip: with a negative advantage a ratio counts 3 at most", {"delta": 3.0}),
+    Alternative("clip-higher: the upper limit is 1.28", {"epsilon_high": 0.28}),
+    Alternative("divisor: the tokens of the step", {"loss_type": "dapo"}),
+    Alternative("divisor: the tokens of each row, then the rows", {"loss_type": "grpo"}),
+    Alternative("divisor: a constant, rows * max_completion_length", {"loss_type": "dr_grpo"}),
+    Alternative("divisor: the rows alone", {"loss_type": "luspo"}),
+    Alternative("one ratio a row, the mean of its tokens' log-ratios", {"importance_sampling_level": "sequence"}),
+    Alternative("one ratio a row, the product of its tokens'", {"loss_type": "rloo"}),
+    Alternative("one ratio a token", {"importance_sampling_level": "token"}),
+    Alternative("the KL term is weighted with the ratio", {"use_bias_correction_kl": True}),
+    Alternative("the mean of the micro-batches' means", {"loss_type": "bnpo"}, choice=False),
+    Alternative("no clip", {"epsilon": math.inf, "epsilon_high": math.inf, "delta": None}, choice=False),
+    Alternative("no KL term", {"beta": 0.0}, choice=False),
+    Alternative("no correction of the sampler", {"importance_sampling_mode": None}, choice=False),
+)
+_OF_REWARDS = (
+    Alternative("the deviation of a population, which divides by n", {"ddof": 0}),
+    Alternative("1e-6 or less added to the deviation", {"added": 1e-6}),
+    Alternative("a group of one has its reward as advantage", {"alone": 1.0}),
+    Alternative("no division by the deviation", {"scale_rewards": "none"}),
+    Alternative("the deviation of the whole batch", {"scale_rewards": "batch"}),
+    Alternative("the mean of the others of the group, no deviation", {"advantages": "rloo"}),
+    Alternative("the mean of the whole group, and the deviation", {"advantages": "grpo"}),
+)
+
+
+def alternatives_of(name: str) -> Iterator[Alternative]:
+    """The alternatives to a definition: each alone, then two choices together.
+
+    Example:
+        >>> next(alternatives_of("dapo")).option
+        'delta=3.0'
+    """
+    definition = DEFINITIONS[name]
+    singles = _OF_REWARDS if definition.of_rewards else _OF_LOSSES
+    yield from singles
+    choices = [alternative for alternative in singles if alternative.choice]
+    for one, other in itertools.combinations(choices, 2):
+        if one.changes.keys().isdisjoint(other.changes):
+            yield Alternative(f"{one.formula}; {other.formula}", {**one.changes, **other.changes})

@@ -1,0 +1,50 @@
+"""`workbench conform`: load a function by its name, ask it, print what it answered."""
+
+import importlib
+import json
+import sys
+from collections.abc import Callable
+from dataclasses import asdict
+from typing import Any
+
+from ..errors import ParameterError
+from ..runs.files import jsonable
+from ..runs.text import printable
+from .report import Verdict, conform_report
+
+
+def load_function(target: str) -> Callable[..., Any]:
+    """Import a function by `package.module:function`, also from the current folder. It is executed: name what you trust.
+
+    Raises:
+        ParameterError: if there is no such module or function, or the module raises an error.
+
+    Example:
+        >>> load_function("math:log")(1.0)
+        0.0
+    """
+    module, _, name = target.partition(":")
+    if not module or not name:
+        raise ParameterError(f"{target}: expected MODULE:FUNCTION, as in my_pkg.loss:policy_loss")
+    if "" not in sys.path:
+        sys.path.insert(0, "")
+    try:
+        function = importlib.import_module(module)
+        for part in name.split("."):
+            function = getattr(function, part)
+    except Exception as error:  # the module is anybody's
+        raise ParameterError(f"{target}: {type(error).__name__}: {error}") from error
+    if not callable(function):
+        raise ParameterError(f"{target} is {type(function).__name__}: expected a function")
+    return function
+
+
+def conform(target: str, definition: str, *, as_json: bool = False) -> int:
+    """Print what a function answers; returns 1 if a case is wrong."""
+    report = conform_report(load_function(target), definition, target)
+    if as_json:
+        for result in report.results:
+            print(json.dumps(jsonable({"function": target, "definition": definition} | asdict(result))))
+    else:
+        print(printable(str(report)))
+    return int(bool(report.of(Verdict.WRONG)))
