@@ -1,8 +1,9 @@
 """Other formulas by name, so that a difference is recognised by computing it: choices that trainers make, and known faults."""
 
+import functools
 import itertools
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -50,17 +51,19 @@ _OF_REWARDS = (
 )
 
 
-def alternatives_of(name: str) -> Iterator[Alternative]:
+@functools.cache
+def alternatives_of(name: str) -> tuple[Alternative, ...]:
     """The alternatives to a definition: each alone, then two choices together.
 
     Example:
-        >>> next(alternatives_of("dapo")).option
+        >>> alternatives_of("dapo")[0].option
         'delta=3.0'
     """
-    definition = DEFINITIONS[name]
-    singles = _OF_REWARDS if definition.of_rewards else _OF_LOSSES
-    yield from singles
+    singles = _OF_REWARDS if DEFINITIONS[name].of_rewards else _OF_LOSSES
     choices = [alternative for alternative in singles if alternative.choice]
-    for one, other in itertools.combinations(choices, 2):
-        if one.changes.keys().isdisjoint(other.changes):
-            yield Alternative(f"{one.formula}; {other.formula}", {**one.changes, **other.changes})
+    pairs = [
+        Alternative(f"{one.formula}; {other.formula}", {**one.changes, **other.changes})
+        for one, other in itertools.combinations(choices, 2)
+        if one.changes.keys().isdisjoint(other.changes)
+    ]
+    return (*singles, *pairs)

@@ -1,5 +1,6 @@
 """What a function can claim to be, and what the reference answers to a question under that name."""
 
+import functools
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
 from typing import Any
@@ -57,12 +58,21 @@ class Question:
         return self.arrays["mask" if "mask" in self.arrays else "rewards"].size, sum(map(len, self.parts))
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Answer:
     """A loss has a value and slopes (R, T), by each log-prob; advantages have numbers (N,) alone."""
 
     numbers: np.ndarray
     value: float | None = None
+
+    @functools.cached_property
+    def size(self) -> float:
+        """That of the value or of all slopes, whichever is larger: what rounding is relative to."""
+        return max(float(np.nansum(np.abs(self.numbers))), abs(self.value or 0.0))
+
+    @property
+    def finite(self) -> bool:
+        return bool(np.isfinite(self.numbers).all() and np.isfinite(self.value or 0.0))
 
 
 DEFINITIONS = {
@@ -159,7 +169,8 @@ def answer_of(name: str, question: Question, changes: Mapping[str, Any] | None =
         group = int(question.arrays["num_generations"])
         return Answer(_advantages(question.arrays["rewards"], group, settings))
     mask = question.arrays["mask"]
-    rows = _rows(question.arrays, settings)
+    correction = tuple(settings[f"importance_sampling_{what}"] for what in ("mode", "clip_min", "clip_max"))
+    rows = _rows(question, *correction)
     slopes, value = np.zeros_like(mask), 0.0
     for micro_batches in question.parts:
         share = 1 / len(question.parts) / len(micro_batches)
@@ -171,16 +182,14 @@ def answer_of(name: str, question: Question, changes: Mapping[str, Any] | None =
     return Answer(slopes + 0.0, value + 0.0)  # no negative zeros
 
 
-def _rows(arrays: Mapping[str, np.ndarray], settings: Mapping[str, Any]) -> list[LossRow]:
+@functools.cache
+def _rows(question: Question, mode: str | None, low: float | None, high: float | None) -> list[LossRow]:
     """The rows of a step. What the mask leaves out is 0 everywhere, so that it has no part in the answer."""
-    mask, rows = arrays["mask"], []
-    for i, tokens in enumerate(mask):
-        logps, old, ref, sampled = (np.where(tokens > 0, arrays[table][i], 0.0) for table in _TABLES)
-        correction = None
-        if mode := settings["importance_sampling_mode"]:
-            limits = settings["importance_sampling_clip_min"], settings["importance_sampling_clip_max"]
-            correction = sampler_correction(old, sampled, tokens, mode, *limits)
-        rows.append(LossRow(logps, float(arrays["advantages"][i]), tokens, old, ref, sampled, correction))
+    rows = []
+    for i, mask in enumerate(question.arrays["mask"]):
+        logps, old, ref, sampled = (np.where(mask > 0, question.arrays[table][i], 0.0) for table in _TABLES)
+        weights = sampler_correction(old, sampled, mask, mode, low, high) if mode else None
+        rows.append(LossRow(logps, float(question.arrays["advantages"][i]), mask, old, ref, sampled, weights))
     return rows
 
 

@@ -11,7 +11,7 @@ import numpy as np
 from ..errors import ParameterError
 from .alternatives import Alternative, alternatives_of
 from .case import NotOffered, call
-from .definitions import Answer, Question, answer_of, cases_of, definition_of
+from .definitions import VARIED, Answer, Question, answer_of, cases_of, definition_of, settings_of
 from .questions import load_questions
 
 _ALLOWED = (
@@ -187,16 +187,16 @@ def _compared(question: Question, expected: Answer, answer: Answer) -> Result:
 
 def _allowed(expected: Answer) -> float:
     """The difference that is rounding."""
-    size = float(np.nansum(np.abs(expected.numbers)))
-    return _ALLOWED * max(size, abs(expected.value or 0.0)) + _ZERO
+    return _ALLOWED * expected.size + _ZERO
 
 
 def _close(answer: Answer, expected: Answer) -> bool:
     """True if two answers agree within rounding; NaN agrees with NaN."""
-    allowed = {"rtol": 0.0, "atol": _allowed(expected)}
-    if expected.value is not None and not np.isclose(answer.value, expected.value, **allowed):
+    allowed = _allowed(expected)
+    if expected.value is not None and not abs(answer.value - expected.value) <= allowed:
         return False
-    return bool(np.allclose(answer.numbers, expected.numbers, equal_nan=True, **allowed))
+    near = np.abs(answer.numbers - expected.numbers) <= allowed
+    return bool((near | (np.isnan(answer.numbers) & np.isnan(expected.numbers))).all())
 
 
 def _times(answer: Answer, expected: Answer) -> str:
@@ -211,8 +211,12 @@ def _times(answer: Answer, expected: Answer) -> str:
 
 
 @functools.cache
-def _reference(definition: str, question: Question, changes: tuple[tuple[str, Any], ...]) -> Answer:
-    return answer_of(definition, question, dict(changes))
+def _reference(definition: str, question: Question, alternative: Alternative) -> Answer:
+    """The answer of an alternative; that of the definition where the alternative changes no setting."""
+    settings = settings_of(definition, question)
+    if all(settings.get(name, VARIED.get(name)) == value for name, value in alternative.changes.items()):
+        return question.expected[definition]
+    return answer_of(definition, question, alternative.changes)
 
 
 def _explained(
@@ -220,25 +224,32 @@ def _explained(
 ) -> list[Result]:
     """Name the alternatives that give the answers which differ, those that explain most first.
 
-    An alternative counts only if it changes no answer that is the same.
+    An alternative counts only if it changes no answer that is the same, and gives more than half of those that it changes:
+    a single case may agree by chance. An answer that is NaN says nothing of it.
     """
     by_name = {question.name: question for question in questions}
     same = [result.case for result in results if result.verdict == Verdict.SAME]
     unexplained = {result.case for result in results if result.verdict == Verdict.WRONG and result.case in answers}
 
     def agrees(alternative: Alternative, case: str) -> bool:
-        other = _reference(definition, by_name[case], tuple(alternative.changes.items()))
-        return _close(answers[case], other)
+        return _close(answers[case], _reference(definition, by_name[case], alternative))
+
+    def changes(alternative: Alternative, case: str) -> bool:
+        other = _reference(definition, by_name[case], alternative)
+        return not _close(other, by_name[case].expected[definition])
 
     explains = {}
     for alternative in alternatives_of(definition) if unexplained else ():
         cases = {case for case in unexplained if agrees(alternative, case)}
-        if cases and all(agrees(alternative, case) for case in same):
+        if not cases or not all(agrees(alternative, case) for case in same):
+            continue
+        changed = [case for case in unexplained if answers[case].finite and changes(alternative, case)]
+        if len(cases) > len(changed) / 2:
             explains[alternative] = cases
     said: dict[str, Alternative] = {}
     while explains:
         best = max(explains, key=lambda alternative: len(explains[alternative] - said.keys()))
-        said = {case: best for case in explains.pop(best)} | said
+        said = dict.fromkeys(explains.pop(best), best) | said
     return [
         replace(
             result,
