@@ -182,7 +182,7 @@ def answer_of(name: str, question: Question, changes: Mapping[str, Any] | None =
     return Answer(slopes + 0.0, value + 0.0)  # no negative zeros
 
 
-@functools.cache
+@functools.lru_cache(maxsize=500)
 def _rows(question: Question, mode: str | None, low: float | None, high: float | None) -> list[LossRow]:
     """The rows of a step. What the mask leaves out is 0 everywhere, so that it has no part in the answer."""
     rows = []
@@ -204,7 +204,8 @@ def _loss(rows: list[LossRow], settings: Mapping[str, Any], accumulation: int, i
 def _advantages(rewards: np.ndarray, group: int, settings: Mapping[str, Any]) -> np.ndarray:
     """The advantages (N,), or for `sum` the rewards."""
     kind = settings["advantages"]
-    if kind in ("grpo", "rloo") and not settings.keys().isdisjoint(VARIED):
+    varied = not settings.keys().isdisjoint(VARIED) and not settings["normalize_advantages"]
+    if varied and kind in ("grpo", "rloo"):
         return _varied_advantages(
             rewards.reshape(-1, group), kind, settings["scale_rewards"], **VARIED | _own(settings)
         )
