@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import subprocess
 import sys
 
@@ -75,6 +76,15 @@ def test_json_has_an_object_for_each_case(project, capsys):
 def test_what_cannot_be_asked_ends_with_2(project, capsys, arguments, says):
     code, out, err = call(capsys, "conform", *arguments.split())
     assert (code, out) == (2, "") and says in err and err.count("\n") == 1
+
+
+def test_the_example_of_the_page_is_the_same_in_each_case(tmp_path, monkeypatch, capsys):
+    page = (ROOT / "docs" / "how-to" / "conform.md").read_text(encoding="utf-8")
+    (code,) = re.findall(r"^```python\n# page_loss.py\n(.*?)^```$", page.replace("my_loss", "page_loss"), re.M | re.S)
+    (tmp_path / "page_loss.py").write_text(code)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    code, out, _ = call(capsys, "conform", "page_loss:policy_loss", "--as", "dapo")
+    assert code == 0 and "page_loss:policy_loss as dapo: 0 of 18 cases wrong" in out and "18 cases" in out
 
 
 def test_pytest_gets_one_test_for_each_case(pytester):
