@@ -18,8 +18,10 @@ from workbench.conform.questions import FILE, question_from
 
 LOSSES = tuple(name for name, definition in DEFINITIONS.items() if not definition.of_rewards)
 CLIPPED = ("dapo", "grpo", "bnpo", "dr_grpo", "gspo", "luspo")
-OF_TOKENS = ("dapo", "cispo", "vespo")  # the divisor is the tokens of the step, however its rows are split
-WITHOUT_RLOO = tuple(name for name in LOSSES if name != "rloo")
+BEHAVIOUR = ("decoupled_ppo", "icepop", "dppo")  # they take the sampler's own log-probs
+# Their divisor is the tokens of the step, however its rows are split.
+OF_TOKENS = ("dapo", "cispo", "vespo", "dual_clip", *BEHAVIOUR)
+WITH_OPTIONS = (*CLIPPED, "cispo", "sapo", "vespo")
 LIMITS = (0.8, 1.2, 1.28, 2.0, 3.0, 5.0)  # of a ratio
 FOUR, FOUR_SIGNS = (3, 6, 2, 5), (1.2, -0.7, 0.4, -0.9)
 TWO_BATCHES = [[[0, 1], [2, 3]]]
@@ -146,11 +148,11 @@ def split_steps() -> list[dict[str, Any]]:
 def steps_with_options() -> list[dict[str, Any]]:
     """A setting that the plain loss does not have."""
     two = (1.0, -1.0)
-    kl = partial(step, losses=WITHOUT_RLOO, reference=True)
+    kl = partial(step, losses=WITH_OPTIONS, reference=True)
     scaled = {"beta": 0.3, "use_bias_correction_kl": True}
     inside = {1: [2, 3]}
-    sampler = partial(step, losses=WITHOUT_RLOO, sampler=True)
-    mode, low = "importance_sampling_mode", "importance_sampling_clip_min"
+    sampler = partial(step, losses=WITH_OPTIONS, sampler=True)
+    mode, low, high = (f"importance_sampling_{what}" for what in ("mode", "clip_min", "clip_max"))
     drifting = [[], [-0.4] * 6, [], [-0.05] * 5]
     temperatures = {"sapo_temperature_pos": 2.0, "sapo_temperature_neg": 0.5}
     weights = {"vespo_k_pos": 1.0, "vespo_lambda_pos": 2.0, "vespo_k_neg": 2.0, "vespo_lambda_neg": 1.0}
@@ -164,6 +166,10 @@ def steps_with_options() -> list[dict[str, Any]]:
         kl("kl", seed=18, settings={"beta": 0.3}),
         kl("kl with tool tokens and a row left out", seed=19, settings={"beta": 0.3}, tools=inside, left_out=[0]),
         kl("kl in two micro-batches", seed=20, settings={"beta": 0.3}, parts=TWO_BATCHES),
+        *(
+            kl(f"kl by {estimator}", losses=CLIPPED, seed=31, settings={"beta": 0.3, "kl_estimator": estimator})
+            for estimator in ("k1", "k2", "k1+", "k3+")
+        ),
         kl("kl weighted with the ratio", losses=(*CLIPPED, "sapo"), seed=21, settings=scaled),
         sampler("weights of tokens truncated", seed=22, settings={mode: "token_truncate"}),
         sampler("weights of tokens masked", seed=23, settings={mode: "token_mask"}),
@@ -172,8 +178,13 @@ def steps_with_options() -> list[dict[str, Any]]:
         ),
         sampler("weights of rows masked", losses=CLIPPED, seed=25, settings={mode: "sequence_mask"}),
         sampler("weights masked on both sides", seed=26, settings={mode: "token_mask", low: 0.5}),
+        sampler("weights of rows by their mean", losses=CLIPPED, seed=32, settings={mode: "geometric_mask", high: 1.4}),
         unknown,
-        step("rows off policy", losses=WITHOUT_RLOO, log_ratios=drifting, settings={"off_policy_mask_threshold": 0.1}),
+        sampler("a sampler of its own", losses=BEHAVIOUR, seed=33),
+        sampler(
+            "a sampler of its own in two micro-batches", losses=BEHAVIOUR, seed=34, tools=inside, parts=TWO_BATCHES
+        ),
+        step("rows off policy", losses=WITH_OPTIONS, log_ratios=drifting, settings={"off_policy_mask_threshold": 0.1}),
         step("temperatures of 2 and 0.5", losses=("sapo",), seed=29, settings=temperatures),
         step("other gamma weights", losses=("vespo",), seed=30, settings=weights),
     ]

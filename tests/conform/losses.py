@@ -34,7 +34,13 @@ def _loss(case: Case, fault: str) -> torch.Tensor:
     if fault == "clip":
         low, high = (low, 1.1) if kind == "cispo" else (0.1, 0.3)
     weight = _correction(case, old, sampled, mask)
-    if kind == "cispo":
+    if kind == "reinforce":
+        loss = -a * new
+    elif kind == "dppo":
+        log_ratio = new - sampled
+        far = (new.exp() - sampled.exp()).abs() > (0.3 if fault == "clip" else low)
+        loss = -(log_ratio.exp() * a).masked_fill(far & (log_ratio * a > 0), 0.0)
+    elif kind == "cispo":
         loss = -ratio.clamp(max=high).detach() * a * new
     elif kind == "vespo":
         loss = -_gamma(log_ratio, mask, weight, a, s, fault) * a * new
@@ -51,8 +57,7 @@ def _loss(case: Case, fault: str) -> torch.Tensor:
     if kind != "vespo":
         loss = loss * weight
     if s["beta"]:
-        distance = new - ref if fault == "kl" else ref - new
-        kl = distance.exp() - distance - 1
+        kl = _kl(ref - new if fault == "kl" else new - ref, s["kl_estimator"])
         loss = loss + s["beta"] * (kl * ratio if s["use_bias_correction_kl"] else kl)
     loss = -loss if fault == "sign" else loss
     return _mean(case, loss, mask, kind) / (len(mask) + 1 if fault == "divisor" else 1)
@@ -61,18 +66,25 @@ def _loss(case: Case, fault: str) -> torch.Tensor:
 def _mean(case: Case, loss: torch.Tensor, mask: torch.Tensor, kind: str) -> torch.Tensor:
     if kind == "rloo":
         return loss.mean() / case.micro_batches
-    if kind in ("dapo", "cispo", "vespo"):
+    if kind in ("dapo", "cispo", "vespo", "dppo"):
         return (loss * mask).sum() / max(case.total_tokens, 1) * case.processes
     rows = (loss * mask).sum(1)
     if kind == "bnpo":
         mean = rows.sum() / mask.sum().clamp(min=1)
     elif kind == "dr_grpo":
         mean = rows.mean() / case.settings["max_completion_length"]
-    elif kind == "luspo":
+    elif kind in ("luspo", "reinforce"):
         mean = rows.mean()
     else:
         mean = (rows / mask.sum(1).clamp(min=1)).mean()
     return mean / case.micro_batches
+
+
+def _kl(d: torch.Tensor, estimator: str) -> torch.Tensor:
+    if estimator.endswith("+"):  # the value of one with the gradient of k2
+        square = _kl(d, "k2")
+        return _kl(d, estimator[:2]).detach() + square - square.detach()
+    return {"k1": d, "k2": d**2 / 2, "k3": (-d).exp() + d - 1}[estimator]
 
 
 def _correction(case: Case, old: torch.Tensor, sampled: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
@@ -81,7 +93,11 @@ def _correction(case: Case, old: torch.Tensor, sampled: torch.Tensor, mask: torc
         return torch.ones_like(mask)
     difference = ((old - sampled) * mask).nan_to_num()
     weight = (difference.sum(1, keepdim=True) if mode.startswith("sequence") else difference).exp()
+    if mode == "geometric_mask":
+        weight = (difference.sum(1, keepdim=True) / mask.sum(1, keepdim=True).clamp(min=1)).exp()
     low, high = case.settings["importance_sampling_clip_min"], case.settings["importance_sampling_clip_max"]
+    if low is None and high is None:
+        return weight
     if mode.endswith("truncate"):
         return weight.clamp(min=low, max=high)
     return weight * (weight <= high) * (weight >= (low or 0.0))

@@ -49,6 +49,8 @@ def test_finite_differences_of_the_value_give_the_slopes(name):
     questions = [question for question in load_questions() if name in question.expected]
     for question in questions:
         expected, mask = question.expected[name], question.arrays["mask"]
+        if question.settings.get("kl_estimator", "").endswith("+"):
+            continue  # its slope is not that of its value
         for _ in range(3):
             direction = random.normal(size=mask.shape)
             up, down = (answer_of(name, moved(question, by * direction, tables)).value for by in (STEP, -STEP))

@@ -24,7 +24,7 @@ class Alternative:
         return ", ".join(f"{name}={value!r}" for name, value in self.changes.items())
 
 
-_OF_LOSSES = (
+_CLIPS_AND_MEANS = (
     Alternative("dual clip: with a negative advantage a ratio counts 3 at most", {"delta": 3.0}),
     Alternative("clip-higher: the upper limit is 1.28", {"epsilon_high": 0.28}),
     Alternative("divisor: the tokens of the step", {"loss_type": "dapo"}),
@@ -34,6 +34,13 @@ _OF_LOSSES = (
     Alternative("one ratio a row, the mean of its tokens' log-ratios", {"importance_sampling_level": "sequence"}),
     Alternative("one ratio a row, the product of its tokens'", {"loss_type": "rloo"}),
     Alternative("one ratio a token", {"importance_sampling_level": "token"}),
+)
+_OTHERS = (
+    Alternative("the log-prob in place of the ratio", {"loss_type": "reinforce"}),
+    Alternative("the KL term is k1, the log-ratio", {"kl_estimator": "k1"}),
+    Alternative("the KL term is k2, half the square of the log-ratio", {"kl_estimator": "k2"}),
+    Alternative("the KL term is k1 with the slope of k2", {"kl_estimator": "k1+"}),
+    Alternative("the KL term is k3 with the slope of k2", {"kl_estimator": "k3+"}),
     Alternative("the KL term is weighted with the ratio", {"use_bias_correction_kl": True}),
     Alternative("the mean of the micro-batches' means", {"loss_type": "bnpo"}, choice=False),
     Alternative("no clip", {"epsilon": math.inf, "epsilon_high": math.inf, "delta": None}, choice=False),
@@ -59,11 +66,11 @@ def alternatives_of(name: str) -> tuple[Alternative, ...]:
         >>> alternatives_of("dapo")[0].option
         'delta=3.0'
     """
-    singles = _OF_REWARDS if DEFINITIONS[name].of_rewards else _OF_LOSSES
-    choices = [alternative for alternative in singles if alternative.choice]
+    of_rewards = DEFINITIONS[name].of_rewards
+    choices = _OF_REWARDS if of_rewards else _CLIPS_AND_MEANS
     pairs = [
         Alternative(f"{one.formula}; {other.formula}", {**one.changes, **other.changes})
         for one, other in itertools.combinations(choices, 2)
         if one.changes.keys().isdisjoint(other.changes)
     ]
-    return (*singles, *pairs)
+    return (*choices, *([] if of_rewards else _OTHERS), *pairs)

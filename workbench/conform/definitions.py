@@ -2,7 +2,7 @@
 
 import functools
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, fields, replace
 from typing import Any
 
 import numpy as np
@@ -19,7 +19,9 @@ from ..replay.grpo_math import (
     rloo_loss,
     row_rewards,
     sampler_correction,
+    token_weights,
 )
+from ..replay.published import dppo_loss, geometric_weight, kl_terms, reinforce_loss
 from .case import Case
 
 LENGTH = 8  # `max_completion_length` of all cases
@@ -85,6 +87,20 @@ DEFINITIONS = {
     "cispo": Definition({"loss_type": "cispo", "epsilon_high": 5.0}),
     "sapo": Definition({"loss_type": "sapo"}),
     "vespo": Definition({"loss_type": "vespo"}),
+    "reinforce": Definition({"loss_type": "reinforce"}),
+    "dual_clip": Definition({"loss_type": "dapo", "delta": 3.0}),
+    "decoupled_ppo": Definition(
+        {"loss_type": "dapo", "importance_sampling_mode": "token_truncate", "importance_sampling_clip_max": None}
+    ),
+    "icepop": Definition(
+        {
+            "loss_type": "dapo",
+            "importance_sampling_mode": "token_mask",
+            "importance_sampling_clip_min": 0.5,
+            "importance_sampling_clip_max": 5.0,
+        }
+    ),
+    "dppo": Definition({"loss_type": "dppo"}),
     "rloo": Definition({"loss_type": "rloo"}),
     "grpo_advantages": Definition({"advantages": "grpo"}, of_rewards=True),
     "rloo_advantages": Definition({"advantages": "rloo"}, of_rewards=True),
@@ -92,6 +108,7 @@ DEFINITIONS = {
     "weighted_rewards": Definition({"advantages": "sum"}, of_rewards=True),
 }
 _PLAIN = asdict(LossSettings(max_completion_length=LENGTH)) | {
+    "kl_estimator": "k3",
     "importance_sampling_mode": None,
     "importance_sampling_clip_min": None,
     "importance_sampling_clip_max": 3.0,
@@ -188,17 +205,35 @@ def _rows(question: Question, mode: str | None, low: float | None, high: float |
     rows = []
     for i, mask in enumerate(question.arrays["mask"]):
         logps, old, ref, sampled = (np.where(mask > 0, question.arrays[table][i], 0.0) for table in _TABLES)
-        weights = sampler_correction(old, sampled, mask, mode, low, high) if mode else None
+        if mode == "geometric_mask":
+            weights = geometric_weight(old, sampled, mask, low or 0.0, np.inf if high is None else high)
+        else:
+            weights = sampler_correction(old, sampled, mask, mode, low, high) if mode else None
         rows.append(LossRow(logps, float(question.arrays["advantages"][i]), mask, old, ref, sampled, weights))
     return rows
 
 
 def _loss(rows: list[LossRow], settings: Mapping[str, Any], accumulation: int, items: float, share: float) -> Loss:
     """The loss of one micro-batch."""
-    if settings["loss_type"] == "rloo":
+    kind = settings["loss_type"]
+    if kind == "rloo":
         return rloo_loss(rows, settings["epsilon"], accumulation)
+    if kind == "reinforce":
+        return reinforce_loss(rows, average=float(accumulation))
+    if kind == "dppo":
+        divisor = max(items, 1.0) * share * accumulation
+        return dppo_loss(rows, settings["epsilon"], settings["epsilon"], average=divisor / len(rows))
     own = LossSettings(**{f.name: settings[f.name] for f in fields(LossSettings)})
-    return grpo_loss(rows, own, accumulation, items, share)
+    if settings["kl_estimator"] == "k3" or not own.beta:
+        return grpo_loss(rows, own, accumulation, items, share)
+    loss = grpo_loss(rows, replace(own, beta=0.0), accumulation, items, share)
+    value, slopes = loss.value, []
+    weights = token_weights(rows, own, accumulation, items, share)
+    for row, weight, slope in zip(rows, weights, loss.slopes, strict=True):
+        kl, by_logp = kl_terms(row.logps, row.ref_logps, settings["kl_estimator"])
+        value += own.beta * float((weight * kl).sum())
+        slopes.append(slope + own.beta * weight * by_logp)
+    return Loss(value, slopes, loss.ratios)
 
 
 def _advantages(rewards: np.ndarray, group: int, settings: Mapping[str, Any]) -> np.ndarray:

@@ -65,11 +65,17 @@ class Result:
         said = []
         if self.value is not None:
             of_row = f"row {self.place[0]}: " if self.place and self.slope is None else ""
-            said.append(f"{of_row}{self.value:.6g}, expected {self.expected:.6g}")
+            said.append(f"{of_row}{_shown(self.value)}, expected {_shown(self.expected)}")
         if self.slope is not None and self.place:
             row, token = self.place
-            said.append(f"slope of row {row}, token {token}: {self.slope:.6g}, expected {self.expected_slope:.6g}")
+            slopes = f"{_shown(self.slope)}, expected {_shown(self.expected_slope)}"
+            said.append(f"slope of row {row}, token {token}: {slopes}")
         return said
+
+
+def _shown(number: float | None) -> str:
+    """Six digits; what is left of a sum that cancels is 0."""
+    return "none" if number is None else f"{0.0 if abs(number) < 1e-12 else number:.6g}"
 
 
 @dataclass(frozen=True)
