@@ -27,7 +27,7 @@ from typing import Any
 import numpy as np
 
 # What a function asks for if it knows of the step around its micro-batch.
-_OF_STEP = {"case", "total_tokens", "total_rows", "micro_batches"}
+_OF_STEP = {"case", "total_tokens", "total_rows", "step_mask", "micro_batches"}
 
 
 class NotOffered(Exception):
@@ -40,7 +40,8 @@ class Case:
 
     Attributes:
         name: of the case.
-        settings: all of them, by TRL's names: `epsilon`, `beta`, `loss_type`, `max_completion_length` and so on.
+        settings: all of them, by TRL's names: `epsilon`, `beta`, `loss_type`, `max_completion_length` and so on. TRL's
+            `vllm_importance_sampling_*` are without `vllm_`, and `kl_estimator` is that of `replay.published.kl_terms`.
         needs: those of the settings that the plain loss does not have. A function that has no parameter for one of them is
             not asked: the case is `not offered`. One that takes `case` looks here, and raises `NotOffered`.
         logps: (R, T), of the policy, in nats. With `with_torch` a tensor that requires a gradient.
@@ -50,6 +51,8 @@ class Case:
         mask: (R, T), 1 where a token counts in the loss.
         total_tokens: that count in the loss of the whole step: all micro-batches, all processes.
         total_rows: of the whole step, also those that are masked.
+        step_mask: the mask of the whole step, (total_rows, T).
+        step_rows: (R,), which rows of the step these are.
         micro_batches: that one process adds up for the step.
         processes: that share the step.
         rewards: (N,), or (N, F) for several reward functions; NaN for a row or a function without a reward.
@@ -68,6 +71,8 @@ class Case:
     mask: Any = None
     total_tokens: float = 0.0
     total_rows: int = 0
+    step_mask: Any = None
+    step_rows: Any = None
     micro_batches: int = 1
     processes: int = 1
     rewards: Any = None

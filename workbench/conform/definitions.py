@@ -161,11 +161,16 @@ def cases_of(name: str, question: Question) -> list[tuple[list[int], Case]]:
                 question.name,
                 settings,
                 needs,
-                **{table: arrays[table][rows] for table in _TABLES},
+                logps=arrays["logps"][rows],
+                old_logps=arrays["old_logps"][rows],
+                ref_logps=arrays["ref_logps"][rows],
+                sampled_logps=arrays["sampled_logps"][rows],
                 advantages=arrays["advantages"][rows],
                 mask=mask[rows],
                 total_tokens=float(mask.sum()),
                 total_rows=len(mask),
+                step_mask=mask.copy(),
+                step_rows=np.array(rows),
                 micro_batches=len(micro_batches),
                 processes=len(question.parts),
             )
@@ -205,10 +210,11 @@ def _rows(question: Question, mode: str | None, low: float | None, high: float |
     rows = []
     for i, mask in enumerate(question.arrays["mask"]):
         logps, old, ref, sampled = (np.where(mask > 0, question.arrays[table][i], 0.0) for table in _TABLES)
+        weights: np.ndarray | None = None
         if mode == "geometric_mask":
             weights = geometric_weight(old, sampled, mask, low or 0.0, np.inf if high is None else high)
-        else:
-            weights = sampler_correction(old, sampled, mask, mode, low, high) if mode else None
+        elif mode:
+            weights = sampler_correction(old, sampled, mask, mode, low, high)
         rows.append(LossRow(logps, float(question.arrays["advantages"][i]), mask, old, ref, sampled, weights))
     return rows
 

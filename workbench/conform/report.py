@@ -199,7 +199,7 @@ def _allowed(expected: Answer) -> float:
 def _close(answer: Answer, expected: Answer) -> bool:
     """True if two answers agree within rounding; NaN agrees with NaN."""
     allowed = _allowed(expected)
-    if expected.value is not None and not abs(answer.value - expected.value) <= allowed:
+    if answer.value is not None and expected.value is not None and not abs(answer.value - expected.value) <= allowed:
         return False
     near = np.abs(answer.numbers - expected.numbers) <= allowed
     return bool((near | (np.isnan(answer.numbers) & np.isnan(expected.numbers))).all())
@@ -216,13 +216,16 @@ def _times(answer: Answer, expected: Answer) -> str:
     return ""
 
 
-@functools.cache
-def _reference(definition: str, question: Question, alternative: Alternative) -> Answer:
+def _alternative_answer(definition: str, question: Question, alternative: Alternative) -> Answer:
     """The answer of an alternative; that of the definition where the alternative changes no setting."""
-    settings = settings_of(definition, question)
-    if all(settings.get(name, VARIED.get(name)) == value for name, value in alternative.changes.items()):
-        return question.expected[definition]
-    return answer_of(definition, question, alternative.changes)
+    settings = VARIED | settings_of(definition, question)
+    changes = tuple((name, value) for name, value in alternative.changes.items() if settings.get(name) != value)
+    return _changed_answer(definition, question, changes) if changes else question.expected[definition]
+
+
+@functools.cache
+def _changed_answer(definition: str, question: Question, changes: tuple[tuple[str, Any], ...]) -> Answer:
+    return answer_of(definition, question, dict(changes))
 
 
 def _explained(
@@ -238,10 +241,10 @@ def _explained(
     unexplained = {result.case for result in results if result.verdict == Verdict.WRONG and result.case in answers}
 
     def agrees(alternative: Alternative, case: str) -> bool:
-        return _close(answers[case], _reference(definition, by_name[case], alternative))
+        return _close(answers[case], _alternative_answer(definition, by_name[case], alternative))
 
     def changes(alternative: Alternative, case: str) -> bool:
-        other = _reference(definition, by_name[case], alternative)
+        other = _alternative_answer(definition, by_name[case], alternative)
         return not _close(other, by_name[case].expected[definition])
 
     explains = {}
