@@ -190,7 +190,7 @@ def _parser() -> argparse.ArgumentParser:
 
     conform = command(_conform, of_runs=False)
     conform.add_argument("function", metavar="MODULE:FUNCTION", help="it is imported and executed: name what you trust")
-    claim = "what it claims to be: " + "; ".join(f"{name}, {about}" for name, about in NAMES.items())
+    claim = "what it claims to be: " + ", ".join(NAMES)
     conform.add_argument("--as", required=True, metavar="NAME", dest="definition", help=claim)
     conform.add_argument("--json", action="store_true", help="one JSON object a case")
 
@@ -580,8 +580,8 @@ def _replay(args) -> int:
 def _conform(args) -> int:
     """Ask any loss or advantages what their definition answers: same, other by choice, or wrong with the smallest case.
 
-    The function gets arrays by the names of its parameters; docs/how-to/conform.md shows a few of three lines. Exit code 0: no
-    case is wrong, 1: one is, 2: no such function or definition, or no case has an answer, 3: the comparison could not finish.
+    The function gets arrays by the names of its parameters. Exit code 0: no case is wrong, 1: one is, 2: unusable input,
+    3: the comparison could not finish.
 
     Example: workbench conform my_pkg.loss:policy_loss --as dapo
     """

@@ -12,6 +12,7 @@ from ..errors import ParameterError
 from .alternatives import Alternative, alternatives_of
 from .case import NotOffered, call
 from .definitions import VARIED, Answer, Question, answer_of, cases_of, definition_of, settings_of
+from .names import NAMES
 from .questions import load_questions
 
 _ALLOWED = (
@@ -98,7 +99,7 @@ class ConformReport:
 
     def __str__(self) -> str:
         wrong, asked = len(self.of(Verdict.WRONG)), len(self.results) - len(self.of(Verdict.NOT_OFFERED))
-        lines = [f"{self.function} as {self.definition}: {wrong} of {asked} cases wrong"]
+        lines = [f"{self.function} as {self.definition} ({NAMES[self.definition]}): {wrong} of {asked} cases wrong"]
         for verdict in (Verdict.WRONG, Verdict.OTHER, Verdict.NOT_OFFERED):
             for group in _by_sentence(self.of(verdict)):
                 first, *more = _paragraph(group)
