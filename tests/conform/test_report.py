@@ -93,6 +93,16 @@ def test_a_dual_clip_is_a_choice_also_with_another_divisor():
     (result,) = report.of("other by choice")
     assert result.case == "ratios far above 1"
     assert result.says == "dual clip: with a negative advantage a ratio counts 3 at most (delta=3.0)"
+
+    @with_torch
+    def with_delta(logps, old_logps, advantages, mask, total_tokens, delta):
+        limit = 3.0 if delta is None else delta
+        loss = clipped_loss(ratios(logps, old_logps, mask), advantages, mask)
+        limited = torch.where(advantages[:, None] < 0, torch.minimum(loss, -limit * advantages[:, None] * mask), loss)
+        return limited.sum() / max(total_tokens, 1)
+
+    report = conform_report(with_delta, "dapo")
+    assert [result.case for result in report.of("other by choice")] == ["ratios far above 1"] and not report.of("wrong")
     both = conform_report(dual, "grpo")
     says = {result.case: result.says for result in both.of("other by choice")}
     assert "loss_type='dapo'" in says["four rows"] and "delta=3.0" in says["ratios far above 1"]

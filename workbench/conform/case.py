@@ -5,9 +5,9 @@ parameter called `case` gets all. Two examples, which are whole adapters:
 
     @with_torch
     def policy_loss(logps, old_logps, advantages, mask, total_tokens):  # float64 tensors; returns a scalar
-        ratio = (logps - old_logps).exp()
+        ratio = (logps - old_logps).masked_fill(mask == 0, 0).exp()
         loss = -torch.min(ratio * advantages[:, None], ratio.clamp(0.8, 1.2) * advantages[:, None])
-        return (loss * mask).sum() / total_tokens
+        return (loss * mask).sum() / max(total_tokens, 1)
 
     def advantages(rewards, groups):  # NumPy arrays; returns one number a row
         ...

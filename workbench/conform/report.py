@@ -218,9 +218,17 @@ def _times(answer: Answer, expected: Answer) -> str:
 
 
 def _alternative_answer(definition: str, question: Question, alternative: Alternative) -> Answer:
-    """The answer of an alternative; that of the definition where the alternative changes no setting."""
+    """The answer of an alternative; that of the definition where the alternative changes no setting.
+
+    A choice is a default: where the question sets the setting itself, that counts.
+    """
     settings = VARIED | settings_of(definition, question)
-    changes = tuple((name, value) for name, value in alternative.changes.items() if settings.get(name) != value)
+    fixed = question.settings if alternative.choice else {}
+    changes = tuple(
+        (name, value)
+        for name, value in alternative.changes.items()
+        if settings.get(name) != value and name not in fixed
+    )
     return _changed_answer(definition, question, changes) if changes else question.expected[definition]
 
 
