@@ -8,7 +8,12 @@ import numpy as np
 
 from .grpo_math import LossRow, LossSettings
 
-_SAMPLER = ("top_p", "top_k", "min_p", "repetition_penalty")  # of the config; generation_kwargs may hold more
+# Of the config; generation_kwargs may hold more.
+_SAMPLER = ("top_p", "top_k", "min_p", "repetition_penalty", "vllm_structured_outputs_regex")
+# Rules that forbid or force tokens, in transformers or vLLM; none of them, or nothing, is neutral.
+_RULES = ("bad_words", "bad_words_ids", "suppress_tokens", "begin_suppress_tokens", "forced_bos_token_id")
+_RULES += ("forced_eos_token_id", "sequence_bias", "prefix_allowed_tokens_fn", "allowed_token_ids", "logits_processor")
+_RULES += ("logit_bias", "structured_outputs", "guided_decoding", "vllm_structured_outputs_regex")
 
 
 @dataclass(frozen=True)
@@ -97,7 +102,9 @@ class Step:
         neutral: dict[str, tuple] = {"top_p": (1.0,), "top_k": (0, -1), "min_p": (0.0,), "repetition_penalty": (1.0,)}
         neutral |= {"temperature": (self.settings.get("temperature"),), "do_sample": (True,), "typical_p": (1.0,)}
         neutral |= {"presence_penalty": (0.0,), "frequency_penalty": (0.0,), "no_repeat_ngram_size": (0,)}
-        neutral |= {"epsilon_cutoff": (0.0,), "eta_cutoff": (0.0,), "bad_words": (), "logit_bias": ()}
+        neutral |= {"epsilon_cutoff": (0.0,), "eta_cutoff": (0.0,), "num_beams": (1,), "guidance_scale": (1.0,)}
+        neutral |= {"min_new_tokens": (0,), "min_length": (0,), "min_tokens": (0,)}
+        neutral |= dict.fromkeys(_RULES, ())
         used = {name: self.settings.get(name) for name in _SAMPLER} | dict(self.settings.get("generation_kwargs") or {})
         return {n: v for n, v in used.items() if n in neutral and v is not None and v not in neutral[n]}
 

@@ -313,6 +313,20 @@ def sampled_with(
     """
     if options.keys() - _OPTIONS.keys():
         return None
+    table = scores_with(logits, prompt, ids, options).log_softmax(-1)
+    probs = table.exp()
+    informations = torch.where(probs > 0, -table, 0.0)
+    entropies = (probs * informations).sum(-1)
+    variances = (probs * (informations - entropies[:, None]) ** 2).sum(-1)
+    logps = table.gather(1, torch.tensor(list(ids), device=table.device)[:, None])[:, 0]
+    first, second, third = (x.double().numpy(force=True) for x in (logps, entropies, variances))
+    return first, second, third
+
+
+def scores_with(
+    logits: torch.Tensor, prompt: Sequence[int], ids: Sequence[int], options: Mapping[str, Any]
+) -> torch.Tensor:
+    """(T, V), the logits that a sampler's options leave; arguments as in `sampled_with`, each option one that it knows."""
     scores = logits.float()
     for name, processor in _OPTIONS.items():
         if name not in options:
@@ -323,14 +337,7 @@ def sampled_with(
             scores = torch.cat([apply(b, scores[i : i + 1].clone()) for i, b in enumerate(before)])
         else:
             scores = apply(torch.tensor([list(ids)], device=scores.device), scores)
-    table = scores.log_softmax(-1)
-    probs = table.exp()
-    informations = torch.where(probs > 0, -table, 0.0)
-    entropies = (probs * informations).sum(-1)
-    variances = (probs * (informations - entropies[:, None]) ** 2).sum(-1)
-    logps = table.gather(1, torch.tensor(list(ids), device=table.device)[:, None])[:, 0]
-    first, second, third = (x.double().numpy(force=True) for x in (logps, entropies, variances))
-    return first, second, third
+    return scores
 
 
 def cause_of_copies(

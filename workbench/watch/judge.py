@@ -13,9 +13,11 @@ from ..consistency.logits import without_autocast
 from ..consistency.padding import evaluating, logits_of, model_inputs
 from ..replay.batches import check_batches
 from ..replay.grpo_math import Loss, LossRow
+from ..replay.places import BEST_OF_THREE, DIFFERENT, UNLIKELY, Drawn, Uniformity, uniformity
 from ..replay.report import Stage, StepReport
 from ..replay.stages import (
     SAME,
+    TOLERANCES,
     check_metrics,
     checked_rows,
     losses_of,
@@ -27,9 +29,9 @@ from ..replay.stages import (
 )
 from ..replay.step import SampledRow, Step
 from ..training.record_step import StepRecord, dropouts_of, record_without_dropout
-from ..training.rows import policy_of, tokenizer_of
+from ..training.rows import eos_ids, policy_of, stops_of, tokenizer_of
 from ..training.step_numbers import router_coefficient, router_loss_of, step_of
-from .causes import RowAlone, cause_of_copies, cause_of_logprobs, cause_of_sampling, shifted
+from .causes import RowAlone, cause_of_copies, cause_of_logprobs, cause_of_sampling, scores_with, shifted
 from .finite_difference import check_by_moving
 from .images import check_images, has_images, unknown_with_images
 from .off_policy import ask_off_policy, stages_with_answers
@@ -38,6 +40,8 @@ from .update_stage import update_stage
 _FAR = 5.0  # standard errors, beyond which tokens were not sampled from what is scored
 _NEAR, _NOT_NEAR = 0.05, 0.5  # nats a token between sampler and trainer: as of bf16; more than any precision gives
 COPIES = -30.0  # log-probability below which equal completions of a group are no chance
+_PLACED = {"temperature", "top_k", "top_p", "min_p"}  # options whose distribution the places of tokens are taken in
+_AT_ONCE = 2**22  # probabilities that are compared at once
 _FEW = 1e-3  # share of trained parameters below which a model without an adapter is asked about
 # Stages that a step has decided when it samples; the second line may be missing in a step.
 _OF_GENERATION = ("sampling", "ends", "mask", "rewards", "advantages")
@@ -52,6 +56,10 @@ class _Alone:
     entropies: np.ndarray
     variances: np.ndarray  # of the surprise of a token drawn there
     likeliest: np.ndarray  # 1 where no token is likelier
+    # By the distribution that the sampler's options make, as `replay.places.Drawn` has them; NaN where it is not known.
+    likelier: np.ndarray
+    equal: np.ndarray
+    stopping: np.ndarray
 
 
 class Judge:
@@ -63,6 +71,11 @@ class Judge:
         self.trainer, self.step, self.record = trainer, step, record
         self.policy, self.tokenizer = policy_of(trainer), tokenizer_of(trainer)
         self.temperature = step.settings["temperature"]
+        self.stops = [*eos_ids(trainer)]
+        options = step.sampler_values()
+        if stops_of(trainer)["min_tokens"]:
+            options["min_tokens"] = stops_of(trainer)["min_tokens"]
+        self.options = None if options.keys() - _PLACED else {"temperature": float(self.temperature)} | options
         self.losses = self._losses()
         self.alone: dict[tuple, _Alone] = {}  # by prompt and completion
         self.gradients = self._score_and_differentiate()
@@ -169,7 +182,24 @@ class Judge:
                 total.backward()
         variances = (probs * (table + entropies[:, None]) ** 2).sum(-1)
         likeliest = logps >= table.max(-1).values
-        return _Alone(*(x.detach().double().numpy(force=True) for x in (logps, entropies, variances, likeliest)))
+        numbers = logps, entropies, variances, likeliest, *self._places(logits.detach(), prompt, ids)
+        return _Alone(*(x.detach().double().numpy(force=True) for x in numbers))
+
+    def _places(self, logits: torch.Tensor, prompt: list[int], ids: list[int]) -> list[torch.Tensor]:
+        """What is likelier than each token, as likely, and a stop: (T,) each, from (T, V) at the temperature."""
+        if self.options is None:
+            return [torch.full((len(ids),), torch.nan)] * 3
+        parts = []
+        size = max(1, _AT_ONCE // logits.shape[1])
+        stops = [token for token in self.stops if token < logits.shape[1]]
+        for start in range(0, len(ids), size):
+            part, tokens = logits[start : start + size], torch.tensor(ids[start : start + size], device=logits.device)
+            scores = scores_with(part * self.temperature, prompt, tokens.tolist(), self.options)
+            probs = scores.softmax(-1)
+            own = probs.gather(1, tokens[:, None])
+            likelier, equal = (probs * (probs > own)).sum(-1), (probs * (probs == own)).sum(-1)
+            parts.append((likelier, equal, probs[:, stops].sum(-1)))
+        return [torch.cat(part) for part in zip(*parts, strict=True)]
 
     def _scored(self) -> Iterator[tuple[LossRow, list[int], list[int], _Alone]]:
         """The rows in the loss that have tokens, and each alone."""
@@ -182,13 +212,13 @@ class Judge:
         """Whether the tokens were sampled from what is scored.
 
         Then the surprise of a token is the entropy in the mean: the sum of the differences has mean 0 and a variance that the
-        logits give.
+        logits give. And the places of the tokens in the distribution that the sampler's options make are uniform.
         """
         excess, variance, count = 0.0, 0.0, 0
         for row in self.step.rows:
             if row.ids:
                 alone = self.alone[text_key(row.prompt_ids, row.ids)]
-                own = row.own * (np.arange(len(row.ids)) < row.end) * sampled_tokens(self.step.turns, row)
+                own = self._sampled(row)
                 excess += float(((-alone.logps - alone.entropies) * own).sum())
                 variance += float((alone.variances * own).sum())
                 count += int(own.sum())
@@ -208,12 +238,55 @@ class Judge:
             )
             why = cause_of_sampling(self.policy, self.step, self.temperature, self._share_likeliest)
             return Stage("sampling", "different", cause + why, *numbers)
+        of_places, said_of_places = self._uniformity(options)
+        if of_places is not None and of_places.chance < DIFFERENT:
+            return Stage("sampling", "different", said_of_places, *numbers)
         if options:
             cause = (
                 f"{options}: samples another distribution than the one that is scored; {count} tokens do not show it"
             )
-            return Stage("sampling", "cannot tell", cause, *numbers)
-        return Stage("sampling", "same", f"{count} tokens, {errors:+.1f} standard errors", *numbers)
+            return Stage(
+                "sampling", "cannot tell", "; ".join(part for part in (cause, said_of_places) if part), *numbers
+            )
+        verdict = "cannot tell" if of_places is not None and of_places.chance < UNLIKELY else "same"
+        return Stage("sampling", verdict, f"{count} tokens, {errors:+.1f} standard errors; {said_of_places}", *numbers)
+
+    def _uniformity(self, options: str) -> tuple[Uniformity | None, str]:
+        """The places of the sampled tokens, judged, and a sentence on them; None where their distribution is not known."""
+        if self.options is None:
+            return None, f"what {options or 'min_tokens'} leaves of the distribution is not computed"
+        rows = [row for row in self.step.rows if row.ids]
+        alone = [self.alone[text_key(row.prompt_ids, row.ids)] for row in rows]
+        own = np.concatenate([self._sampled(row) for row in rows]) > 0
+        ids = np.concatenate([row.ids for row in rows])[own]
+        rolls = getattr(self.trainer, "rollout_func", None) is not None
+        likelier, equal, stopping = (
+            np.concatenate([getattr(each, name) for each in alone])[own] for name in ("likelier", "equal", "stopping")
+        )
+        stops = np.isin(ids, self.stops).astype(float)
+        if rolls or self.step.kind == "AsyncGRPO":  # these may leave out the token that stopped a completion
+            stops = stopping = np.zeros(len(ids))
+        engine = self.step.settings.get("use_vllm") or self.step.kind == "AsyncGRPO"
+        limits = TOLERANCES["bfloat16"] if engine else tolerance_of(self.step)
+        judged = uniformity(Drawn(likelier, equal, stopping, stops), limits.mean / 2)
+        of = f" with {options}" if options else ""
+        if engine:
+            of += " by the trainer's model (vLLM's own distribution is not seen)"
+        if rolls:
+            of += " (how the rollout function samples is not seen)"
+        if judged.chance < UNLIKELY:
+            said = f"{judged.said}{of} (chance {judged.chance:.1g}): "
+            said += "completions or tokens were selected after they were drawn, or drawn from another distribution"
+            return judged, said
+        said = f"places{of} within {judged.distance:.2g} of uniform"
+        if len(rows) < BEST_OF_THREE:
+            needed = BEST_OF_THREE * len(ids) / len(rows)
+            said += f"; the best of three completions shows from about {round(needed, -2):,.0f} tokens on"
+        return judged, said
+
+    def _sampled(self, row: SampledRow) -> np.ndarray:
+        """(T,), 1 for the tokens of a row that the sampler drew where they stand, up to its end."""
+        return row.own * (np.arange(len(row.ids)) < row.end) * sampled_tokens(self.step.turns, row)
 
     def _improbable_copies(self) -> list[list[int]]:
         """The rows of each group that holds one completion, which is no chance."""

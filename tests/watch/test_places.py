@@ -1,0 +1,119 @@
+"""`check_step` on real trainers that select completions, and on those that sample as their settings say."""
+
+import pytest
+import torch
+import trl
+from step_cases import PROMPTS, make
+
+from workbench.training.grpo import GRPOTrainer
+from workbench.watch.causes import logits_alone
+from workbench.watch.check_step import check_step
+
+pytestmark = pytest.mark.slow
+
+
+class Selecting(trl.GRPOTrainer):
+    """A trainer that draws each completion several times, and keeps one."""
+
+    draws = 3
+
+    def _generate_single_turn(self, prompt_ids, *args, **kwargs):
+        draws = [super(Selecting, self)._generate_single_turn(prompt_ids, *args, **kwargs) for _ in range(self.draws)]
+        chosen = []
+        for prompt, *candidates in zip(prompt_ids, *(draw[0] for draw in draws), strict=True):
+            chosen.append(self.one_of(prompt, candidates))
+        return chosen, *draws[0][1:]
+
+    def likelihood(self, prompt, ids):
+        """The mean log-prob."""
+        table = logits_alone(self.model, prompt, ids)[len(prompt) - 1 : -1].log_softmax(-1)
+        return float(table.gather(1, torch.tensor(ids)[:, None]).mean())
+
+
+class BestOfThree(Selecting):
+    def one_of(self, prompt, candidates):
+        return max(candidates, key=lambda ids: self.likelihood(prompt, ids))
+
+
+class Rejecting(Selecting):
+    """The first of five completions that is likely enough."""
+
+    draws = 5
+
+    def one_of(self, prompt, candidates):
+        return next((ids for ids in candidates if self.likelihood(prompt, ids) > -4.4), candidates[-1])
+
+
+def rows(count):
+    return [{"prompt": PROMPTS[i // 4 % len(PROMPTS)]} for i in range(count)]
+
+
+def sampling(folder, count, **options):
+    trainer = make(folder, per_device_train_batch_size=count, max_completion_length=16, **options)
+    torch.manual_seed(0)
+    return check_step(trainer, batch=rows(count))["sampling"]
+
+
+@pytest.mark.parametrize("cls", [BestOfThree, Rejecting])
+def test_completions_that_were_selected_are_found(cls, tmp_path):
+    stage = sampling(tmp_path, 96, cls=cls)
+    assert stage.verdict == "different", stage
+
+
+def test_a_healthy_sampler_has_uniform_places(tmp_path):
+    trainer = make(tmp_path, per_device_train_batch_size=16, max_completion_length=16)
+    for seed in range(20):
+        torch.manual_seed(seed)
+        stage = check_step(trainer, batch=rows(16))["sampling"]
+        assert stage.verdict == "same" and "of uniform; the best of three completions shows from" in stage.cause, stage
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"temperature": 0.6},
+        {"temperature": 1.5},
+        {"top_k": 100},
+        {"top_p": 0.97},
+        {"min_p": 0.005},
+        {"generation_kwargs": {"temperature": 0.95}},
+    ],
+    ids=str,
+)
+def test_the_places_are_those_of_the_settings(options, tmp_path):
+    stage = sampling(tmp_path, 16, **options)
+    assert stage.verdict == ("same" if set(options) == {"temperature"} else "cannot tell"), stage
+    assert "of uniform" in stage.cause, stage
+
+
+class Wider(trl.GRPOTrainer):
+    """A trainer that does not sample with the top_k of its args."""
+
+    def _generate(self, prompts):
+        self.generation_config.top_k = 0
+        return super()._generate(prompts)
+
+
+def test_a_sampler_with_other_settings_is_found(tmp_path):
+    stage = sampling(tmp_path, 64, cls=Wider, top_k=200)
+    assert stage.verdict == "different" and "tokens with top_k=200 (chance" in stage.cause, stage
+
+
+@pytest.mark.parametrize(
+    "options, said",
+    [
+        ({"generation_kwargs": {"min_new_tokens": 2}}, "what min_new_tokens=2 leaves of the distribution"),
+        ({"generation_kwargs": {"suppress_tokens": [4]}}, "what suppress_tokens=[4] leaves of the distribution"),
+        ({"cls": GRPOTrainer, "more": {"stops": {"stop": ["e"], "min_tokens": 2}}}, "what min_tokens leaves of"),
+    ],
+    ids=["min_new_tokens", "suppress_tokens", "ours"],
+)
+def test_rules_that_forbid_tokens_are_said(options, said, tmp_path):
+    stage = sampling(tmp_path, 8, **options)
+    assert stage.verdict != "different" and said in stage.cause, stage
+
+
+def test_an_unlikely_step_is_not_called_the_same(tmp_path, monkeypatch):
+    monkeypatch.setattr("workbench.watch.judge.UNLIKELY", 2.0)
+    stage = sampling(tmp_path, 8)
+    assert stage.verdict == "cannot tell" and "(chance" in stage.cause, stage
