@@ -8,7 +8,7 @@ vLLM the engine samples in this process. With `--out` a cell that the file has a
 
 import contextlib
 import functools
-import importlib.util
+import importlib
 import json
 import os
 import subprocess
@@ -22,7 +22,7 @@ from typing import Any
 
 import trl
 from peft import LoraConfig
-from transformers import set_seed
+from transformers import AutoTokenizer, Qwen3MoeConfig, Qwen3MoeForCausalLM, set_seed
 
 from benchmarks.false_alarms import few_letters
 from tools.record import (
@@ -61,7 +61,10 @@ BASE |= {"max_steps": 1, "disable_tqdm": True, "logging_strategy": "no"}
 
 
 def cells() -> dict[str, dict[str, Any]]:
-    """Return the settings of each cell by its name; `trainer`, `lora` and `processes` are no fields of TRL's config."""
+    """Return the settings of each cell by its name.
+
+    `trainer`, `lora`, `lora_dropout`, `experts` and `processes` are no fields of TRL's config.
+    """
     made: dict[str, dict[str, Any]] = {}
     for number, loss in enumerate(LOSSES):
         own = {"loss_type": loss} | ({"importance_sampling_level": "sequence"} if loss == "luspo" else {})
@@ -85,6 +88,50 @@ def cells() -> dict[str, dict[str, Any]]:
         made[f"{loss}, two processes"] = {"loss_type": loss, "processes": 2}
     made["RLOO, two processes"] = {"trainer": "RLOO", "processes": 2}
     return made
+
+
+def option_cells() -> dict[str, dict[str, Any]]:
+    """Return settings one by one: options of loss, adapter, optimizer and sampler, and models with experts."""
+    made: dict[str, dict[str, Any]] = {}
+    for loss in LOSSES:
+        own = {"loss_type": loss} | ({"importance_sampling_level": "sequence"} if loss == "luspo" else {})
+        made[f"{loss}, beta"] = own | {"beta": 0.1}
+        made[f"{loss}, several updates"] = own | {"num_iterations": 2}
+        made[f"{loss}, experts"] = own | {"experts": True}
+        made[f"{loss}, LoRA dropout"] = own | LORA | {"lora_dropout": 0.1}
+    for loss in ("grpo", "dr_grpo", "dapo", "bnpo"):
+        made[f"{loss}, sequence level"] = {"loss_type": loss, "importance_sampling_level": "sequence"}
+    made["experts, bf16"] = {"experts": True} | BF16
+    made["experts, accumulated"] = {"experts": True, "gradient_accumulation_steps": 2}
+    made["experts, recomputed"] = {"experts": True} | RECOMPUTED
+    options: dict[str, dict[str, Any]] = {
+        "epsilon_high": {"epsilon_high": 0.4, "num_iterations": 2},
+        "delta": {"delta": 1.5, "num_iterations": 2},
+        "top_entropy_quantile": {"top_entropy_quantile": 0.5},
+        "entropy_coef": {"entropy_coef": 0.01},
+        "adaptive entropy": {"use_adaptive_entropy": True},
+        "off_policy_mask_threshold": {"off_policy_mask_threshold": 0.5, "num_iterations": 2},
+        "corrected KL": {"use_bias_correction_kl": True, "beta": 0.1, "num_iterations": 2},
+        "truncated rows masked": {"mask_truncated_completions": True},
+        "normalize_then_sum": {"multi_objective_aggregation": "normalize_then_sum"},
+        "reward_weights": {"reward_weights": [0.3, 2.0]},
+        "SGD": {"optim": "sgd", "learning_rate": 1e-2},
+        "Adafactor": {"optim": "adafactor"},
+        "weight decay": {"weight_decay": 0.1, "learning_rate": 1e-4},
+        "clipped gradient": {"max_grad_norm": 0.01},
+        "temperature 0.7": {"temperature": 0.7},
+        "temperature 1.3": {"temperature": 1.3},
+    }
+    rloo: dict[str, dict[str, Any]] = {
+        "no KL": {"beta": 0.0},
+        "clipped rewards": {"reward_clip_range": (-1.0, 1.0)},
+        "accumulated": {"gradient_accumulation_steps": 2},
+        "several updates": {"num_iterations": 2},
+        "recomputed": RECOMPUTED,
+        "LoRA dropout": LORA | {"lora_dropout": 0.1},
+        "experts": {"experts": True},
+    }
+    return made | options | {f"RLOO, {name}": {"trainer": "RLOO"} | fields for name, fields in rloo.items()}
 
 
 def async_cells() -> dict[str, dict[str, Any]]:
@@ -122,12 +169,11 @@ def distillation_cells() -> dict[str, dict[str, Any]]:
 
 @functools.cache
 def _helper(name: str) -> Any:
-    """A module of the tests' helpers."""
-    spec = importlib.util.spec_from_file_location(name, ROOT / "tests" / "helpers" / f"{name}.py")
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    """A module of the tests' helpers, which import one another."""
+    folder = str(ROOT / "tests" / "helpers")
+    if folder not in sys.path:
+        sys.path.append(folder)
+    return importlib.import_module(name)
 
 
 def measure_elsewhere(options: dict[str, Any], folder: str) -> dict:
@@ -144,16 +190,32 @@ def measure_elsewhere(options: dict[str, Any], folder: str) -> dict:
     return row_of(report) | {"seconds": round(time.monotonic() - began, 2)}
 
 
+def model_of_experts(tokenizer: Any) -> Any:
+    """Build a random mixture of experts, whose router has an auxiliary loss."""
+    sizes = {"hidden_size": 32, "intermediate_size": 32, "moe_intermediate_size": 16, "num_hidden_layers": 2}
+    sizes |= {"num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 16}
+    tokens = {"eos_token_id": tokenizer.eos_token_id, "pad_token_id": tokenizer.pad_token_id}
+    routing = {"num_experts": 4, "num_experts_per_tok": 2, "router_aux_loss_coef": 0.5}
+    return Qwen3MoeForCausalLM(Qwen3MoeConfig(vocab_size=len(tokenizer), **sizes, **tokens, **routing))
+
+
 def build(options: dict[str, Any], folder: str) -> Any:
     """Build the trainer of a cell."""
     fields = BASE | options
-    kind, lora, _ = (fields.pop(name, None) for name in ("trainer", "lora", "processes"))
+    kind, lora, _, experts, dropout = (
+        fields.pop(name, None) for name in ("trainer", "lora", "processes", "experts", "lora_dropout")
+    )
     cls, config = (trl.RLOOTrainer, trl.RLOOConfig) if kind == "RLOO" else (trl.GRPOTrainer, trl.GRPOConfig)
-    more = {"peft_config": LoraConfig(r=4, target_modules="all-linear", task_type="CAUSAL_LM")} if lora else {}
+    adapter = {"r": 4, "target_modules": "all-linear", "task_type": "CAUSAL_LM", "lora_dropout": dropout or 0.0}
+    more = {"peft_config": LoraConfig(**adapter)} if lora else {}
     set_seed(0)
     args = config(output_dir=folder, **fields)
     rewards = [length_reward(40), few_letters]
-    trainer = cls(resolve_model("starter"), rewards, args=args, train_dataset=load_prompts("starter"), **more)
+    policy: Any = resolve_model("starter")
+    if experts:
+        more["processing_class"] = AutoTokenizer.from_pretrained(policy, padding_side="left")
+        policy = model_of_experts(more["processing_class"])
+    trainer = cls(policy, rewards, args=args, train_dataset=load_prompts("starter"), **more)
     if args.use_vllm:
         install_cpu_sync(trainer.vllm_generation, folder)
     return trainer
@@ -204,7 +266,7 @@ def check_in_a_process(options: dict[str, Any], folder: str) -> None:
 
 
 def main() -> None:
-    made = cells() | async_cells() | distillation_cells()
+    made = cells() | option_cells() | async_cells() | distillation_cells()
     options = parser(__doc__, only=[""], process_of="", folder="").parse_args()
     use_one_thread()
     if options.process_of:

@@ -2,8 +2,8 @@
 
     PYTHONPATH=FOLDER_WITH_A_TRL:. python -m benchmarks.step_releases [--only NAME ...]
 
-`python repros/matrix.py --step` runs it on release after release. A line of JSON a setting: `state` is `same`, `different` or
-`cannot run`, and `stage` and `says` are the first stage that differs and its cause. TRL older than what the workbench trains
+`python repros/matrix.py --step` runs it on release after release. A line of JSON a setting: `state` is `same`, `different`,
+`cannot tell` or `cannot run`, and `stage` and `says` are the first such stage and its cause. TRL older than what the workbench trains
 with is let in: `check_step` only reads.
 """
 
@@ -122,18 +122,16 @@ def measure(options: dict[str, Any]) -> dict[str, str]:
 
     with tempfile.TemporaryDirectory() as folder:
         try:
-            first = check_step(build(options, folder)).first
+            report = check_step(build(options, folder))
         except Exception as error:  # a setting that this release does not have, or cannot run
             return {
                 "state": "cannot run",
                 "stage": "",
                 "says": f"{type(error).__name__}: {' '.join(str(error).split())[:160]}",
             }
-    return (
-        {"state": "different", "stage": first.name, "says": first.cause}
-        if first
-        else {"state": "same", "stage": "", "says": ""}
-    )
+    unknown = next((stage for stage in report.stages if stage.verdict == "cannot tell"), None)
+    state, stage = ("different", report.first) if report.first else ("cannot tell" if unknown else "same", unknown)
+    return {"state": state, "stage": stage.name if stage else "", "says": stage.cause if stage else ""}
 
 
 def rows(only: list[str], vllm: bool) -> Iterator[dict]:

@@ -183,7 +183,7 @@ def step_page(data: dict, defects: dict) -> str:
         }
         for name in settings
     }
-    same = sum(found <= {"same", "rounding", "cannot tell"} for found in states.values())
+    same = sum(found == {"same"} for found in states.values())
     lines = [
         "# One step on every release of TRL",
         "",
@@ -192,7 +192,7 @@ def step_page(data: dict, defects: dict) -> str:
         "    python repros/matrix.py --step",
         "",
         f"{same} of {len(settings)} settings agree with their definition on every release. A cell names the first stage that",
-        "differs, or `same`; n/a: the setting does not run there. Neighbouring releases with equal results share a column. The",
+        "differs or is not known, or `same`; n/a: the setting does not run there. Neighbouring releases with equal results share a column. The",
         "last column is what `check_step` says on the newest release with a difference.",
         f"Not run: {', '.join(known) or 'none'}.",
         "",
@@ -262,6 +262,8 @@ def next_to_page(name: str) -> list[str]:
 def _shown(cell: dict | None) -> str:
     if cell is None:
         return "not run"
+    if cell["state"] == "cannot tell":
+        return f"{cell['stage']}: cannot tell"
     return {"different": cell["stage"], "cannot run": "n/a"}.get(cell["state"], "same")
 
 
