@@ -3,8 +3,8 @@
     PYTHONPATH=FOLDER_WITH_A_TRL:. python -m benchmarks.step_releases [--only NAME ...]
 
 `python repros/matrix.py --step` runs it on release after release. A line of JSON a setting: `state` is `same`, `different`,
-`cannot tell` or `cannot run`, and `stage` and `says` are the first such stage and its cause. TRL older than what the workbench trains
-with is let in: `check_step` only reads.
+`cannot tell` or `cannot run`, and `stage` and `says` are the first such stage and its cause. TRL older than what the
+workbench trains with is let in: `check_step` only reads.
 """
 
 import json
