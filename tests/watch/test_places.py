@@ -73,7 +73,7 @@ def test_a_healthy_sampler_has_uniform_places(tmp_path):
     [
         {"temperature": 0.6},
         {"temperature": 1.5},
-        {"top_k": 100},
+        {"top_k": 500},
         {"top_p": 0.97},
         {"min_p": 0.005},
         {"generation_kwargs": {"temperature": 0.95}},
