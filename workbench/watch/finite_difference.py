@@ -151,7 +151,11 @@ class _Probe:
             for side in (1.0, -1.0):
                 for name in names:
                     before = self.before[name].to(self.trained[name].device)
-                    self.trained[name].data.copy_(before + side * shorter * self._direction(name, before))
+                    if side > 0:
+                        moved = before + shorter * self._direction(name, before)
+                    else:  # as far away as the first side, so v is not drawn a second time
+                        moved = 2 * before - self.trained[name].detach()
+                    self.trained[name].data.copy_(moved)
                     gradient = self.record.gradients.get(name)
                     if gradient is not None:
                         taken = self.trained[name].detach() - before
@@ -172,15 +176,16 @@ class _Probe:
 
     def _whole_direction(self, name: str, weights: torch.Tensor) -> torch.Tensor:
         gradient = self.expected.get(name)
+        norm = 0.0 if gradient is None else float(gradient.norm())
+        along = None if gradient is None else gradient * (self.step_size / norm if norm else 0.0)
+        if gradient is not None and along is not None and bool((gradient != 0).all()):
+            return along
         size = max(float(weights.square().mean().sqrt()), _SMALLEST) if weights.numel() else 0.0
-        generator = torch.Generator().manual_seed(zlib.crc32(name.encode()))
-        signs = torch.randint(0, 2, weights.shape, generator=generator, dtype=torch.int8).to(weights.device) * 2 - 1
+        device = weights.device  # on which half a billion signs take no time
+        generator = torch.Generator(device).manual_seed(zlib.crc32(name.encode()))
+        signs = torch.randint(0, 2, weights.shape, generator=generator, dtype=torch.int8, device=device) * 2 - 1
         random = signs * (_ROUGHLY * size)
-        if gradient is None:
-            return random
-        norm = float(gradient.norm())
-        along = gradient * (self.step_size / norm) if norm else torch.zeros_like(weights)
-        return torch.where(gradient == 0, random, along)
+        return random if gradient is None or along is None else torch.where(gradient == 0, random, along)
 
     def _loss(self) -> float:
         """L of the moved weights: slopes times log-probs, in float64."""
