@@ -9,10 +9,17 @@ import numpy as np
 from .grpo_math import LossRow, LossSettings
 
 # Of the config; generation_kwargs may hold more.
-_SAMPLER = ("top_p", "top_k", "min_p", "repetition_penalty", "vllm_structured_outputs_regex")
+_SAMPLER: tuple[str, ...] = ("top_p", "top_k", "min_p", "repetition_penalty", "vllm_structured_outputs_regex")
 # Rules that forbid or force tokens, in transformers or vLLM; none of them, or nothing, is neutral.
-_RULES = ("bad_words", "bad_words_ids", "suppress_tokens", "begin_suppress_tokens", "forced_bos_token_id")
-_RULES += ("forced_eos_token_id", "sequence_bias", "prefix_allowed_tokens_fn", "allowed_token_ids", "logits_processor")
+_RULES: tuple[str, ...] = ("bad_words", "bad_words_ids", "suppress_tokens", "begin_suppress_tokens")
+_RULES += (
+    "forced_bos_token_id",
+    "forced_eos_token_id",
+    "sequence_bias",
+    "prefix_allowed_tokens_fn",
+    "allowed_token_ids",
+    "logits_processor",
+)
 _RULES += ("logit_bias", "structured_outputs", "guided_decoding", "vllm_structured_outputs_regex")
 
 
