@@ -17,7 +17,7 @@ from .runs.files import jsonable
 from .runs.parameters import notebook_parameters, parse_assignments
 from .runs.run import Run, check_readable, list_runs, load_run, runs_root, what_is_unknown
 from .runs.secrets import hide_tokens
-from .runs.summary import RunSummary, unreadable
+from .runs.summary import RunSummary, tally, unreadable
 from .runs.text import one_line, printable
 
 UNFINISHED = 3  # exit code; 1 says that something was found
@@ -218,6 +218,8 @@ def _add_batch_options(parser: argparse.ArgumentParser, metavar: str, help: str)
     parser.add_argument("--jobs", type=int, metavar="N", help=jobs)
     gpus = "GPUs for each run (default 1 where there are any; on Slurm none)"
     parser.add_argument("--gpus", metavar="N", help=gpus)
+    fail = "exit with 1 where the audit finds a problem (default in your own notebooks), or for nothing that it finds"
+    parser.add_argument("--fail-on", choices=("problem", "nothing"), help=fail)
     parser.add_argument("--dry-run", action="store_true", help="check everything, print the plan, start nothing")
     parser.add_argument("--executor", choices=("local", "slurm"), default="local", help="where to run (default local)")
     kernel = "one of Jupyter's Python kernels (default this Python)"
@@ -260,14 +262,14 @@ def _run(args) -> int:
     options = {"root": args.runs_dir, "resume": args.resume, "force": args.force, "how": _how(args)}
     entries = [plan.plan_run(name, given, **options) for name in args.notebooks]
     if several or args.dry_run or args.executor == "slurm":
-        return _conclude(entries) if _execute(args, entries) else 0
+        return _conclude(args, entries) if _execute(args, entries) else 0
     gpus = _number_of_gpus(args.gpus)
     batch.check_here(args.jobs, gpus)
     if args.force and (unknown := what_is_unknown(entries[0].run.status)):
         print(f"--force: takes the run although it is {unknown}", file=sys.stderr)
     run, state = batch.execute_one(entries[0], quiet=args.quiet, gpus=gpus)
     print(batch.finish(run))
-    return 0 if batch.succeeded(run) else 130 if state == "interrupted" else 1
+    return 0 if batch.succeeded(run, args.fail_on) else 130 if state == "interrupted" else 1
 
 
 def _sweep(args) -> int:
@@ -290,7 +292,7 @@ def _sweep(args) -> int:
     folder = args.out or default_folder(args.runs_dir, redact=args.redact)
     page = build_sweep_report(args.notebook, given, entries, folder, fixed=fixed, redact=args.redact)
     print(f"report {page}")
-    return _conclude(entries)
+    return _conclude(args, entries)
 
 
 def _how(args) -> dict:
@@ -373,37 +375,42 @@ def _slurm_options(args):
     return None
 
 
-def _conclude(entries: Sequence) -> int:
+def _conclude(args, entries: Sequence) -> int:
     from .lab.batch import run as batch
 
     print(batch.tally(entries))
-    return 0 if all(batch.succeeded(e.run) for e in entries) else 1
+    return 0 if all(batch.succeeded(e.run, args.fail_on) for e in entries) else 1
 
 
 def _status(args) -> int:
-    """Show each run in a line: its state, step and place, or its result and the checks that fail.
+    """Show each run in a line: its state, step and place, or its result, the checks that fail and what the audit found.
 
-    The exit code is 1 where a run failed, a check of it failed, or a run cannot be read.
+    The exit code is 1 where a run failed, a check of it failed, the audit found a problem in a notebook of your own, or a run
+    cannot be read.
 
     Example: workbench status 05_grpo_docs_example
     """
     from .lab.batch import manage
 
     runs = [run for name in args.runs for run in manage.find_runs(name, args.runs_dir)] or list_runs(args.runs_dir)
-    seen, good, bad = dict(manage.look(runs)), [], []
+    seen, bad = dict(manage.look(runs)), []
+    summaries: list[RunSummary | None] = []
 
     def row(run: Run) -> str:
         summary = RunSummary.of(run, seen[run])
-        good.append(summary.succeeded)
-        bad.extend([f"{run.notebook}/{run.id}"] * (summary.status["state"] == "failed" or bool(summary.failed)))
+        summaries.append(summary)
+        if summary.status["state"] == "failed" or summary.failed or summary.problem_counts():
+            bad.append(f"{run.notebook}/{run.id}")
         return json.dumps(summary.row) if args.json else summary.line
 
     code = _print_rows(runs, row, as_json=args.json)
     if not args.json and len(runs) != 1:
-        tally = f"{sum(good)} of {len(runs)} runs are done and no check failed"
-        names = one_line(", ".join(bad[:5])) + f" and {len(bad) - 5} more" * (len(bad) > 5)
-        tally += f"; {len(bad)} failed: {names}" * bool(bad)
-        print(tally if runs else f"no runs in {args.runs_dir or runs_root()}")
+        unread = [None] * (len(runs) - len(summaries))
+        text = tally([*summaries, *unread])
+        if bad:
+            names = one_line(", ".join(bad[:5])) + f" and {len(bad) - 5} more" * (len(bad) > 5)
+            text += f"; {len(bad)} failed: {names}"
+        print(text if runs else f"no runs in {args.runs_dir or runs_root()}")
     return int(code or bool(bad))
 
 

@@ -20,7 +20,7 @@ from ..curves.documented import load_baseline
 from ..errors import MissingDependencyError, ParameterError, WorkbenchError
 from ..extras import install
 from ..logs.log import Log
-from ..logs.read import read_logs
+from ..logs.read import read_logs, recorded_logs
 from ..logs.settings import PARAMETERS, facts_of, of_words
 from ..runs.secrets import hide_tokens
 from ..runs.text import one_line, printable
@@ -66,9 +66,14 @@ class RunAudit:
         return "problem" if self.problems else "no problem"
 
     @property
+    def without_effect(self) -> str:
+        """Such as `in 82% of the steps rewards teach nothing`, where that is half of the run; else an empty string."""
+        return _without_effect(self.findings)
+
+    @property
     def _word(self) -> str:
         """The verdict in a table, which is no all-clear where most of a run had no effect."""
-        return "warning" if not self.problems and _without_effect(self.findings) else self.verdict
+        return "warning" if not self.problems and self.without_effect else self.verdict
 
     @property
     def problems(self) -> list[str]:
@@ -85,7 +90,7 @@ class RunAudit:
         """The run in a line: its worst finding, and what was seen in a sentence."""
         worst = next((f for f in self.findings if f.verdict == FOUND and f.severity != NOTE), None)
         if worst is None:
-            return f"{self.run}: {_without_effect(self.findings) or 'no problem'}"
+            return f"{self.run}: {self.without_effect or 'no problem'}"
         return f"{self.run}: {worst.severity} {worst.title}: {re.split(r'(?<=[.!?]) ', worst.says)[0]}"
 
     def text(self) -> str:
@@ -204,6 +209,12 @@ def audit_run(
             raise ParameterError(f"limit={limit}: {about}")
     merged = [dataclasses.replace(log, facts={**log.facts, **given}, damage=(*log.damage, *damage)) for log in logs]
     return AuditReport(tuple(_audit(log, own) for log in merged))
+
+
+def audit_recorded(folder: str | os.PathLike) -> tuple[AuditReport, list[str]]:
+    """Audit the trainings that a run has recorded in its folder, and no other file; with a sentence for each damaged record."""
+    logs, damaged = recorded_logs(Path(folder))
+    return AuditReport(tuple(_audit(log, ()) for log in logs)), damaged
 
 
 def audit_paths(

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 
 from ..errors import ParameterError, RunError
-from ..runs.files import files_named, load_metrics, read_json
+from ..runs.files import load_metrics, read_json, training_folders
 from ..runs.parameters import SET_BY_RUNNER
 from ..runs.run import Run
 from .curve import Curve, mean_between, whole_seeds
@@ -100,7 +100,7 @@ def measured_groups(
         if (state := run.status["state"]) != "done":
             left_out.append(f"{run.notebook}/{run.id}: {state}")
             continue
-        trainings = sorted(p.parent for p in files_named(run.path, "metrics.jsonl"))
+        trainings = training_folders(run.path)
         if not trainings:
             left_out.append(f"{run.notebook}/{run.id}: no metrics; it logged no step")
         for folder in trainings:

@@ -13,7 +13,7 @@ import numpy as np
 from ..errors import ParameterError, WorkbenchError
 from ..logs.log import Log
 from ..logs.read import read_logs
-from ..runs.files import files_named
+from ..runs.files import training_folders
 from ..runs.run import Run
 from .curve import Curve, mean_between, on_common_stretches, why_incomparable
 from .documented import Baseline, Beginning
@@ -211,7 +211,7 @@ def curves_of(paths: Sequence[str | Path], like: Baseline | None = None) -> tupl
     curves, left_out = [], []
     for path in map(Path, paths):
         try:
-            trainings = sorted(p.parent for p in files_named(path, "metrics.jsonl")) if path.is_dir() else []
+            trainings = training_folders(path) if path.is_dir() else []
             found = [run_curve(Run(folder), sparse=True) for folder in trainings] or [*map(_logged, read_logs(path))]
             curves += [_in_unit_of(like, one) for one in found]
         except WorkbenchError as error:

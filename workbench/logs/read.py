@@ -18,7 +18,7 @@ import numpy as np
 import pandas as pd
 
 from ..errors import ParameterError, RunError
-from ..runs.files import ASIDE, open_plain
+from ..runs.files import ASIDE, is_second_record, open_plain
 from .completions import completions_table, last_trainer_state, read_completions, read_trl_completions
 from .formats import SUMMARY, runs_in
 from .log import Log
@@ -84,7 +84,7 @@ def read_logs(path: str | os.PathLike) -> list[Log]:
 def _folder(folder: Path, given: Path) -> list[Log]:
     """The runs of a folder: the one that it is, with what was recorded in it; else what lies in it and below it."""
     places = list(_walk(folder))
-    recorded = [inner for inner, names in places if "metrics.jsonl" in names and _has_bytes(inner / "metrics.jsonl")]
+    recorded = _recorded(places)
     state = last_trainer_state(folder)
     if recorded and (state is not None or folder in recorded):
         return [log for inner in recorded for log in _own_runs(inner, folder)]
@@ -93,11 +93,7 @@ def _folder(folder: Path, given: Path) -> list[Log]:
     refused: dict[str, RunError] = {}
     found = [log for inner in recorded for log in _own_runs(inner, folder)]
     known = set(recorded)
-    for inner, _ in places:
-        if (state := last_trainer_state(inner)) is not None and not _related(inner, known):
-            known.add(inner)
-            logs = _attempt(refused, str(inner.relative_to(folder)), functools.partial(_trl_folder, inner, state))
-            found += [dataclasses.replace(log, name=str(inner.relative_to(folder)) + log.name) for log in logs]
+    found += _saved_by_trl(folder, places, known, refused)
     for inner, _ in places[1:]:
         if not _related(inner, known):
             found += _logs_in(_plain_files(inner, _BELOW), folder, refused)
@@ -116,6 +112,41 @@ def _folder(folder: Path, given: Path) -> list[Log]:
     holds = f"; it holds {', '.join(names[:6])}{' ...' if len(names) > 6 else ''}" if names else ", which is empty"
     elsewhere = "; a trainer with record_dir writes its log there, so give that folder"
     raise RunError(f"{given}: no log in this folder{holds}; expected {EXPECTED}{elsewhere}")
+
+
+def recorded_logs(folder: Path) -> tuple[list[Log], list[str]]:
+    """The trainings recorded in a run's folder and below it, and a sentence for each record that cannot be read.
+
+    A record is the workbench's, or TRL's own where it saved its state. No other file is taken for a log, as `read_logs` does:
+    a run also has its notebook, with what that printed.
+    """
+    folder = Path(os.path.abspath(folder))
+    places, refused = list(_walk(folder)), dict[str, RunError]()
+    recorded = _recorded(places)
+    found = []
+    for inner in recorded:
+        found += _attempt(refused, str(inner), functools.partial(_own_runs, inner, folder))
+    found += _saved_by_trl(folder, places, set(recorded), refused)
+    return found, [str(error) for error in refused.values()]
+
+
+def _recorded(places: Sequence[tuple[Path, list[str]]]) -> list[Path]:
+    folders = [inner for inner, names in places if "metrics.jsonl" in names and _has_bytes(inner / "metrics.jsonl")]
+    return [inner for inner in folders if not is_second_record(inner)]
+
+
+def _saved_by_trl(
+    folder: Path, places: Sequence[tuple[Path, list[str]]], known: set[Path], refused: dict[str, RunError]
+) -> list[Log]:
+    """The trainings whose state TRL saved, apart from those in or around a folder of `known`, which grows."""
+    found = []
+    for inner, _ in places:
+        if (state := last_trainer_state(inner)) is not None and not _related(inner, known):
+            known.add(inner)
+            name = str(inner.relative_to(folder))
+            logs = _attempt(refused, name, functools.partial(_trl_folder, inner, state))
+            found += [dataclasses.replace(log, name=name + log.name) for log in logs]
+    return found
 
 
 def _walk(folder: Path) -> Iterator[tuple[Path, list[str]]]:

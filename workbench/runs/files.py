@@ -21,11 +21,21 @@ from ..errors import RunError
 
 STATES = ("queued", "running", "done", "failed", "interrupted")
 ASIDE = "replaced-"
+WATCHED = "_watch"  # where `attach_watch` records, in a trainer's output_dir
 _LARGEST = 64_000_000  # bytes of a JSON file
 _LAST_LINES = 1_000_000  # bytes from the end in which the last line of metrics is looked for
 _DEEPEST = 4  # levels below a run's folder in which its notebook may train
 _WRITTEN = re.compile(r"checkpoints|tokens|steps|policy|checkpoint-\d+")  # what a training fills
-_OBJECTS = ("params.json", "env.json", "status.json", "result.json", "progress.json", "recipe.json", "stop.json")
+_OBJECTS = (
+    "params.json",
+    "env.json",
+    "status.json",
+    "result.json",
+    "progress.json",
+    "recipe.json",
+    "stop.json",
+    "audit.json",
+)
 
 
 # --- writing --------------------------------------------------------------------------------------------------------
@@ -59,6 +69,18 @@ def files_named(folder: Path, name: str) -> list[Path]:
         below[:] = [other for other in below if not other.startswith(ASIDE)]
         found += [Path(inner) / name] * (name in names)
     return sorted(found)
+
+
+def training_folders(folder: Path) -> list[Path]:
+    """Each folder with the `metrics.jsonl` of a training, from a folder on and below it; see `is_second_record`."""
+    return sorted(p.parent for p in files_named(folder, "metrics.jsonl") if not is_second_record(p.parent))
+
+
+def is_second_record(folder: Path) -> bool:
+    """Whether `attach_watch` has recorded here a training that records itself, so that it would count twice."""
+    trained = folder.parent.parent
+    watched = folder.name == WATCHED and folder.parent.name == "checkpoints"
+    return watched and (trained / "metrics.jsonl").is_file()
 
 
 def move_aside(folder: Path, names: Iterable[str], why: str) -> None:
@@ -212,6 +234,8 @@ def problem_of(name: str, value) -> str:
     job = value.get("owner", {}).get("job") if name == "status.json" else None
     if job and not re.fullmatch(r"\d+(_\d+)?", job):  # it is handed to Slurm's commands
         return f"owner.job={job!r}: expected a Slurm job, such as 12 or 12_3"
+    if name == "audit.json":
+        return _problem_of_audit(value)
     return _problem_of_result(value) if name == "result.json" else ""
 
 
@@ -224,6 +248,18 @@ def _problem_of_result(value: dict) -> str:
         return f"headline={repr(headline)[:80]}: expected an object with `name`, a text, and `value`"
     if numbers is not None and not isinstance(numbers, dict):
         return f"numbers={repr(numbers)[:80]}: expected an object of name and number"
+    return ""
+
+
+def _problem_of_audit(value: dict) -> str:
+    trainings = value.get("trainings")
+    if not isinstance(value.get("error"), str) or not isinstance(trainings, list):
+        return "expected a list as `trainings` and a text as `error`"
+    counted = all(isinstance(each.get(key), int) for each in trainings for key in ("checked", "rules"))
+    findings = [finding for each in trainings for finding in each["findings"]]
+    worded = all(isinstance(f.get(key), str) for f in findings for key in ("title", "severity", "says", "advice"))
+    if not counted or not worded or not all(isinstance(f.get("expected"), bool) for f in findings):
+        return "expected trainings with `checked`, `rules` and `findings`, as the runner writes them"
     return ""
 
 

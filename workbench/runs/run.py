@@ -1,6 +1,7 @@
 """A run is a folder: what was asked, where it ran, what it did, what came out.
 
     params.json  env.json  status.json  progress.json  metrics.jsonl  completions.jsonl  checkpoints/  result.json
+    audit.json
 
 Files are written under a temporary name and renamed, or appended to line by line, so a reader never sees half of one. The
 process that executes a run holds its lock (`lock.py`). A run that calls itself running while its lock is free reads as
@@ -76,6 +77,11 @@ class Run:
         return read_json(self.path / "result.json", {})
 
     @property
+    def audit(self) -> dict:
+        """`trainings` and `error`, as the runner wrote them when the run ended; empty if it did not. `RunFindings` reads it."""
+        return read_json(self.path / "audit.json", {})
+
+    @property
     def status(self) -> dict:
         """`status.json`; a `queued` or `running` one that nobody executes any more reads as `interrupted`, and is rewritten so.
 
@@ -109,6 +115,12 @@ class Run:
         return [row for row in rows if all(isinstance(row.get(key), dict) for key in ("notebook", "environment"))]
 
     @property
+    def shipped(self) -> bool:
+        """Whether the notebook that was executed last is one of the library's own."""
+        path = Path(str(self.executions[-1]["notebook"].get("path", ""))) if self.executions else Path()
+        return path.parent == packaged("notebooks").resolve()
+
+    @property
     def metrics(self):
         """`metrics.jsonl` as a DataFrame, one row per logged step."""
         return load_metrics(self.path / "metrics.jsonl")
@@ -126,8 +138,8 @@ class Run:
 
 
 def check_readable(run: Run) -> None:
-    """Refuse a run whose parameters, environment, status or result is damaged, or is no run's."""
-    _ = run.params, run.env, run.status, run.result
+    """Refuse a run whose parameters, environment, status, result or audit is damaged, or is no run's."""
+    _ = run.params, run.env, run.status, run.result, run.audit
 
 
 # --- states, and who executes a run ----------------------------------------------------------------------------------

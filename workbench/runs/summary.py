@@ -1,12 +1,14 @@
-"""A run in a line, for all that show it: the command line, bars, the index, widgets."""
+"""A run in a line, for all that show it: the command line, bars, the index, widgets; and many runs in a line."""
 
 import contextlib
 import dataclasses
 import time
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Mapping, Sequence
 
 from ..errors import RunError
 from .files import files_named, read_json
+from .findings import RunFindings
 from .results import results_of
 from .run import GOING, Run
 from .secrets import hide_tokens
@@ -15,16 +17,17 @@ from .text import one_line
 
 @dataclasses.dataclass(frozen=True)
 class RunSummary:
-    """What a line about a run says; `status` and `result` as they were when it was read."""
+    """What a line about a run says; `status`, `result` and `findings` as they were when it was read."""
 
     run: Run
     status: Mapping
     result: Mapping
+    findings: RunFindings
 
     @classmethod
     def of(cls, run: Run, status: Mapping | None = None) -> "RunSummary":
         """Read a run; `status` where it was read before."""
-        return cls(run, status or run.status, run.result)
+        return cls(run, status or run.status, run.result, RunFindings.of(run.audit))
 
     @property
     def going(self) -> bool:
@@ -37,8 +40,23 @@ class RunSummary:
 
     @property
     def succeeded(self) -> bool:
-        """Whether the run is done and no check of it failed."""
+        """Whether the run is done and no check of it failed, whatever the audit found."""
         return self.status["state"] == "done" and not self.failed
+
+    @property
+    def mark(self) -> str:
+        """`good`, `bad` or `odd`: the colour of its state. Of a run that is done it takes the audit to be good."""
+        if self.going:
+            return "odd"
+        return self.findings.mark if self.succeeded else "bad"
+
+    def problem_counts(self, fail_on: str | None = None) -> bool:
+        """Whether the audit found a problem that makes an exit code 1; `fail_on` is `problem` or `nothing`.
+
+        None: a problem counts in a notebook of the user's own.
+        """
+        counts = not self.run.shipped if fail_on is None else fail_on == "problem"
+        return counts and bool(self.findings.problems)
 
     @property
     def seconds(self) -> float | None:
@@ -57,15 +75,21 @@ class RunSummary:
         return one_line(text)
 
     @property
+    def outcome_and_audit(self) -> str:
+        """The outcome of a run that has ended, and what the audit found."""
+        return f"{self.outcome}; {one_line(self.findings.line)}"
+
+    @property
     def line(self) -> str:
-        """`notebook id: running, step 12/80, on host a, process 7, 31 s`, and for an ended run its outcome."""
+        """`notebook id: running, step 12/80, on host a, process 7, 31 s`, and for an ended run its outcome and audit."""
         parts = [self.outcome]
         if self.going:
             owner, error = self.status["owner"], self.status["error"]
             where = f"job {owner['job']}" if owner.get("job") else f"on {owner.get('host')}, process {owner.get('pid')}"
             parts = [self.status["state"] + (f" ({error})" if error else ""), steps_of(self.run), where]
         took = [] if self.seconds is None else [f"{self.seconds:.0f} s"]
-        return f"{title(self.run)}: " + one_line(", ".join([*filter(None, parts), *took]))
+        audit = [] if self.going else [self.findings.line]
+        return f"{title(self.run)}: " + one_line("; ".join([", ".join([*filter(None, parts), *took]), *audit]))
 
     @property
     def row(self) -> dict:
@@ -74,7 +98,27 @@ class RunSummary:
         row |= {key: self.status.get(key) for key in ("state", "error", "times", "owner")}
         progress = (self.going and steps_of(self.run)) or None
         row |= {"progress": progress, "headline": self.result.get("headline"), "failed_checks": self.failed}
-        return row | {"params": self.run.params, "result": self.result}
+        return row | {"audit": self.findings.row, "params": self.run.params, "result": self.result}
+
+
+def tally(summaries: Sequence[RunSummary | None]) -> str:
+    """How many runs ended well, and what the audit found, in a line; None is a run that never started.
+
+    Example:
+        >>> tally([None])
+        '0 of 1 runs are done, with no failed check and no problem in the audit'
+    """
+    present = [summary for summary in summaries if summary is not None]
+    good = sum(summary.succeeded and summary.findings.passed for summary in present)
+    text = f"{good} of {len(summaries)} runs are done, with no failed check and no problem in the audit"
+    audits = audit_tally(present)
+    return f"{text}; audit: {audits}" if audits else text
+
+
+def audit_tally(summaries: Sequence[RunSummary]) -> str:
+    """How many of the runs that have ended have which findings, the worst first, such as `1 with a problem, 2 not audited`."""
+    ended = sorted((summary.findings for summary in summaries if not summary.going), key=lambda findings: findings.rank)
+    return ", ".join(f"{n} {words}" for words, n in Counter(findings.in_a_tally for findings in ended).items())
 
 
 def duration(status: Mapping) -> float | None:

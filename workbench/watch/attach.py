@@ -19,6 +19,7 @@ from ..logs.log import Log
 from ..logs.names import steps_table
 from ..logs.settings import facts_of
 from ..replay.report import StepReport, stage_names
+from ..runs.files import WATCHED
 from ..training.callback import LiveCallback, attach_first, say
 from ..training.engine import hook
 from ..training.record_async import RowsTap
@@ -188,7 +189,7 @@ def attach_watch(
     kind = kind_of(trainer)
     if record_steps is not None:
         check_kept(trainer)
-    folder = Path(trainer.args.output_dir) / "_watch" if record_dir is None else Path(record_dir)
+    folder = Path(trainer.args.output_dir) / WATCHED if record_dir is None else Path(record_dir)
     check_record_dir(folder)
     for name, steps in (("record_steps", record_steps), ("check_every", check_every)):
         if steps is not None:

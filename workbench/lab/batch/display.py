@@ -103,7 +103,7 @@ class SweepProgress:
         self._ended += 1
         self._bar.update(1)
         try:
-            line = f"{entry.name}: {entry.problem or RunSummary.of(entry.run).outcome}"
+            line = f"{entry.name}: {entry.problem or RunSummary.of(entry.run).outcome_and_audit}"
         except Exception as error:  # whatever is odd in one run, the others go on
             line = unreadable(entry.run, error)
         with contextlib.suppress(OSError):  # the reader left, as `| head` does; the other runs go on

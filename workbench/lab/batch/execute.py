@@ -24,10 +24,11 @@ from ...errors import RunError, TrainingStopped, WorkbenchError
 from ...runs import lock
 from ...runs.files import move_aside
 from ...runs.parameters import check_parameters, notebook_parameters
-from ...runs.run import Run, record_execution, set_status, take_run
+from ...runs.run import GOING, Run, record_execution, set_status, take_run
 from ...runs.secrets import hide_tokens, map_text, stream_hider
 from ...runs.stop_request import clear_stop, interruptible
 from ..late_vllm import IMPORT_VLLM_LATE
+from .audit import AUDIT, expected_findings, write_audit
 from .code import check_unchanged, code_of, digest_of
 from .display import Display
 from .gpus import hold
@@ -58,6 +59,7 @@ def execute_run(
     try:
         source = find_notebook(str(notebook or run.notebook))
         known = notebook_parameters(source)
+        expects = expected_findings(source)
         params = check_parameters(known, run.params)  # their names become code in the notebook
     except WorkbenchError as problem:
         if lock.holds(run.path):  # it was made, or handed on, to be executed now
@@ -80,7 +82,8 @@ def execute_run(
                     about = {"path": str(source), "kernel": kernel, "cwd": cwd}
                     check_unchanged(code or {})  # now: it may have waited for hours
                     about["code"] = digest_of(code) if code else code_of(source, cwd)
-                    (run.path / "result.json").unlink(missing_ok=True)
+                    for name in ("result.json", AUDIT):
+                        (run.path / name).unlink(missing_ok=True)
                     record_execution(run, about)
                     set_status(run.path, "running")
                     display.starting()
@@ -108,6 +111,8 @@ def execute_run(
             os.replace(executing, run.path / "executed.ipynb")
         if ended:
             state, error = ended(state, error)
+        if state not in GOING:  # else a scheduler starts the run again
+            write_audit(run, expects)
         set_status(run.path, state, error)
     finally:
         lock.let_go(run.path)

@@ -17,6 +17,8 @@ from ...runs import lock
 from ...runs.run import GOING, Run, load_run, runs_root, set_status
 from ...runs.stop_request import interruptible
 from ...runs.summary import RunSummary
+from ...runs.summary import tally as tally_of
+from ...runs.text import one_line
 from .. import need_lab
 from ..reports import build_report
 from . import slurm, slurm_state
@@ -218,16 +220,19 @@ def _follow(entries: Sequence[Entry]) -> None:
 
 
 def finish(run: Run) -> str:
-    """Build the report of a run that has ended; returns a line with its outcome and one with the report's path."""
-    return f"{run.notebook} {run.id}: {RunSummary.of(run).outcome}\nreport {build_report(run)}"
+    """Build the report of a run that has ended; returns three lines: its outcome, the report's path, what the audit found."""
+    summary = RunSummary.of(run)
+    return f"{run.notebook} {run.id}: {summary.outcome}\nreport {build_report(run)}\n{one_line(summary.findings.line)}"
 
 
-def succeeded(run: Run | None) -> bool:
-    """Whether a run is done and no check failed; None stands for a run that never started."""
-    return run is not None and RunSummary.of(run).succeeded
+def succeeded(run: Run | None, fail_on: str | None = None) -> bool:
+    """Whether a run is done, no check failed, and no problem of the audit counts; None stands for a run that never started."""
+    if run is None:
+        return False
+    summary = RunSummary.of(run)
+    return summary.succeeded and not summary.problem_counts(fail_on)
 
 
 def tally(entries: Sequence[Entry]) -> str:
-    """How many runs of a plan succeeded, in a line."""
-    good = sum(succeeded(e.run) for e in entries)
-    return f"{good} of {len(entries)} runs are done and no check failed"
+    """How the runs of a plan ended, in a line."""
+    return tally_of([None if entry.run is None else RunSummary.of(entry.run) for entry in entries])

@@ -152,6 +152,19 @@ def check_limits(result: Mapping) -> list[str]:
     return failed + [f"Not run ({reason}): {', '.join(names)}." for reason, names in reasons.items()]
 
 
+def audit_rows(audit: Mapping) -> list[dict]:
+    """The findings of an `audit.json` as rows, those not expected first; a finding in several trainings is one row."""
+    rows: dict[tuple, dict] = {}
+    for training in audit.get("trainings", []):
+        for finding in training["findings"]:
+            key = (finding["expected"], finding["severity"] != "problem", finding["title"])
+            row = rows.setdefault(
+                key, {key: finding[key] for key in ("title", "severity", "says", "advice", "expected")}
+            )
+            row.setdefault("trainings", []).append(str(training.get("name") or "the run"))
+    return [rows[key] for key in sorted(rows, key=lambda key: key[:2])]
+
+
 def differing(values: Sequence[Mapping]) -> tuple[dict, list[str]]:
     """What many mappings share, and the names of what differs among them."""
     names = list(dict.fromkeys(name for value in values for name in value))

@@ -13,7 +13,7 @@ from ...errors import WorkbenchError
 from ...runs.parameters import SET_BY_RUNNER, check_notebook_name
 from ...runs.results import Result, count_verdicts, results_of
 from ...runs.run import Run
-from ...runs.summary import RunSummary, duration_text
+from ...runs.summary import RunSummary, audit_tally, duration_text
 from . import facts
 from .clean import clean_html
 from .notebook import Notebook, read_notebook
@@ -33,10 +33,18 @@ def build_index(runs: Sequence[Run], folder: Path, *, redact: bool = False) -> P
     hide = hider(runs, redact)
     runs = sorted(runs, key=lambda r: r.id, reverse=True)
     rows = _index_rows(runs, folder, hide, redact)
+    audits = audit_tally(_readable(runs))
     cards = _cards(rows, runs, hide)
     others = sorted(p.name for p in folder.glob("*.html") if p.name != "index.html")
     comparisons = {hide(name.removesuffix(".html")): _link(Path(name)) for name in others}
-    values = {"title": "Workbench: runs", "rows": rows, "cards": cards, "comparisons": comparisons, "redacted": redact}
+    values = {
+        "title": "Workbench: runs",
+        "rows": rows,
+        "cards": cards,
+        "comparisons": comparisons,
+        "redacted": redact,
+        "audits": audits,
+    }
     return write_page(folder / "index.html", render("index.html.j2", script="index.js", **values))
 
 
@@ -57,6 +65,7 @@ def build_comparison(
     shared, varied = facts.differing(params)
     env, env_varied = facts.differing([{k: v for k, v in e.items() if k not in ("argv", "seed")} for e in envs])
     rows = _index_rows(runs, path.parent, hide, redact, only=varied)
+    rows.sort(key=_audit_rank)
     values = {
         "outcome": outcome,
         "results": _results_over(runs),
@@ -98,8 +107,18 @@ def _cards(rows: Sequence[Mapping], runs: Sequence[Run], hide: Callable[[str], s
                 parts.read(executed)
         cell = row["cells"].get("headline") or {"note": ""}
         card = {"title": parts.title or row["notebook"], "finding": cell["note"], "figure": parts.figure}
-        cards.append(card | {"state": row["state"], "link": row["link"], "error": row["error"]})
+        card |= {name: row[name] for name in ("state", "mark", "link", "error")}
+        cards.append(card | {"audit": row["cells"].get("audit")})
     return cards
+
+
+def _readable(runs: Sequence[Run]) -> list[RunSummary]:
+    """The summaries of the runs that can be read; the rows of the others say why they cannot."""
+    summaries = []
+    for run in runs:
+        with contextlib.suppress(Exception):
+            summaries.append(RunSummary.of(run))
+    return summaries
 
 
 # --- the table of runs ---------------------------------------------------------------------------------------------
@@ -113,6 +132,7 @@ def _index_rows(
     used: set[Path] = set()
     for run in runs:
         row, problem = {"notebook": run.notebook, "id": run.id, "state": "damaged", "error": "", "cells": {}}, ""
+        row["mark"] = "bad"
         try:
             row = _index_row(run, only, hide)
         except Exception as error:  # whatever is odd in one run, the others are shown
@@ -171,7 +191,12 @@ def _index_row(run: Run, only: Sequence[str], hide: Callable[[str], str]) -> dic
     value = headline.get("value", "")
     shown = {k: v for k, v in run.params.items() if (k in only if only else k not in SET_BY_RUNNER)}
     shown = facts.shown(shown, hide)  # before they are cut
+    audit = _cell("", kind="audit")
+    if not summary.going:
+        findings = summary.findings
+        audit = _cell(findings.names, findings.rank, "audit", note=findings.worst[:300]) | {"mark": findings.mark}
     cells = {
+        "audit": audit,
         "headline": _cell(headline.get("name", ""), kind="finding", note=results[0].says[:1000] if results else ""),
         "value": _cell(facts.number(value), value, "num value"),
         "checks": _cell(", ".join(f"{n} {word}" for word, n in counts.items()), counts.get("failed", 0), "word"),
@@ -189,7 +214,14 @@ def _index_row(run: Run, only: Sequence[str], hide: Callable[[str], str]) -> dic
             "bad" if counts.get("failed") else "good" if set(counts) <= {"passed", "skipped"} else "odd"
         )
     error = str(status.get("error") or "")[:300]
-    return {"notebook": run.notebook, "id": run.id, "state": status["state"], "error": error, "cells": cells}
+    row = {"notebook": run.notebook, "id": run.id, "state": status["state"], "mark": summary.mark}
+    return row | {"error": error, "cells": cells}
+
+
+def _audit_rank(row: Mapping) -> int:
+    """What the rows of a comparison are sorted by: the worst finding first; what goes on, and cannot be read, at the end."""
+    rank = row["cells"].get("audit", {}).get("sort", "")
+    return 1 if rank == "" else rank
 
 
 def _cell(text: str, sort="", kind: str = "", label: str = "", note: str = "") -> dict:

@@ -9,9 +9,11 @@ from urllib.parse import quote
 
 from ...errors import RunError
 from ...extras import packaged
+from ...runs.findings import RunFindings
 from ...runs.parameters import repeat_command
 from ...runs.results import count_verdicts, results_of
 from ...runs.run import Run
+from ...runs.summary import RunSummary
 from . import facts
 from .notebook import Notebook, read_notebook
 from .page import hider, render, write_page
@@ -61,7 +63,9 @@ def _content(run: Run, hide: Callable[[str], str], redact: bool, left_out: Seque
     unread: list[str] = []
     if executed := read_notebook(run, unread):
         parts.read(executed)
-    status, result, env, params = (facts.shown(v, hide) for v in (run.status, run.result, run.env, run.params))
+    summary = RunSummary.of(run)
+    status, result, env, params = (facts.shown(v, hide) for v in (summary.status, summary.result, run.env, run.params))
+    audit = facts.shown(run.audit, hide)
     rows, total, damaged = facts.sample_completions(run)
     limits = [*facts.limits(run, status, result, env, parts if executed else None), *unread, *left_out, *damaged]
     if redact:
@@ -73,6 +77,9 @@ def _content(run: Run, hide: Callable[[str], str], redact: bool, left_out: Seque
         "parts": parts,
         "unread": facts.shown(unread, hide),
         "status": status,
+        "mark": summary.mark,
+        "findings": RunFindings.of(audit),
+        "audit": facts.audit_rows(audit),
         "result": result,
         "results": [
             dataclasses.asdict(r) | {"verdict": r.verdict, "reason": r.reason, "about": facts.about_claim(r.claim)}

@@ -14,7 +14,7 @@ import pandas as pd
 from ...errors import RunError
 from ...logs.completions import completions_table, generations_in_a_row, read_trl_completions, reward_functions
 from ...runs.completions import FILE, TOKENS, count_completions, read_completions, read_parts, token_parts
-from ...runs.files import checkpoints, read_json, read_text
+from ...runs.files import checkpoints, is_second_record, read_json, read_text
 
 KEPT, STOP, WASTED, MASKED = "kswm"
 _LARGEST = 200_000_000  # bytes of a tokenizer.json
@@ -152,7 +152,7 @@ def read_trainings(folder: Path) -> tuple[list[Training], list[str]]:
 def _folders(folder: Path) -> Iterator[tuple[Path, list[str]]]:
     """Folders in which completions were recorded; links are not followed."""
     for inner, folders, files in os.walk(folder):
-        folders[:] = [name for name in folders if name != TOKENS]
+        folders[:] = [name for name in folders if name != TOKENS and not is_second_record(Path(inner, name))]
         if FILE in files or "completions" in folders:
             yield Path(inner), files
 

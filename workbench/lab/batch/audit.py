@@ -1,0 +1,88 @@
+"""The audit of a run by the runner: every training in its folder, when the run ends, into `audit.json`."""
+
+import contextlib
+import fnmatch
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from ...audit.check import RULES
+from ...audit.finding import CANNOT_TELL, FOUND, NOTE, Finding
+from ...audit.report import RunAudit, audit_recorded
+from ...errors import ParameterError, did_you_mean
+from ...runs.files import jsonable, move_aside, write_json
+from ...runs.run import Run
+from ...runs.secrets import hide_tokens, map_text
+from ...runs.stop_request import interruptible
+
+AUDIT = "audit.json"
+_WITHOUT_EFFECT = "without-effect"  # half of a run or more, of which no finding is above a note
+
+
+def write_audit(run: Run, expects: Mapping[str, Sequence[str]]) -> None:
+    """Audit the trainings of a run that ends, into its folder. An audit that fails says why there; the run does not fail.
+
+    `expects`: see `expected_findings`.
+    """
+    try:
+        with interruptible():
+            report, damaged = audit_recorded(run.path)
+            trainings = [_training(audit, expects) for audit in report.runs]
+        found = {"trainings": trainings, "error": "; ".join(damaged)}
+    except (Exception, KeyboardInterrupt) as error:
+        says = "stopped by Ctrl-C or SIGTERM" if isinstance(error, KeyboardInterrupt) else str(error)
+        found = {"trainings": [], "error": f"{type(error).__name__}: {says}"}
+    with contextlib.suppress(OSError):  # a full disk; the run reads as not audited
+        move_aside(run.path, [AUDIT], f"the notebook wrote an {AUDIT}")
+        write_json(run.path / AUDIT, map_text(jsonable(found), hide_tokens))
+
+
+def _training(audit: RunAudit, expects: Mapping[str, Sequence[str]]) -> dict:
+    """What is kept of the audit of a training: its problems and warnings, and how many rules had what they need."""
+    name = "" if audit.run == "." else audit.run
+    above_notes = [f for f in audit.findings if f.verdict == FOUND and f.severity != NOTE]
+    rules = {f.rule for f in above_notes if any(fnmatch.fnmatch(name, p) for p in expects.get(f.rule, ()))}
+    findings = [_kept(finding, rules) for finding in above_notes]
+    if not findings and (says := audit.without_effect):
+        expected = any(fnmatch.fnmatch(name, p) for p in expects.get(_WITHOUT_EFFECT, ()))
+        findings = [
+            {"title": _WITHOUT_EFFECT, "severity": "warning", "says": f"{says}.", "advice": "", "expected": expected}
+        ]
+    checked = sum(f.verdict != CANNOT_TELL for f in audit.findings)
+    about = {"name": name, "steps": audit.steps, "checked": checked, "rules": len(audit.findings)}
+    return about | {"findings": findings}
+
+
+def _kept(finding: Finding, expected: set[str]) -> dict:
+    """A finding; what follows from an expected one is expected too."""
+    fields = {"title": finding.title, "severity": finding.severity, "says": finding.says, "advice": finding.advice}
+    return fields | {
+        "follows_from": finding.follows_from,
+        "expected": bool({finding.rule, finding.follows_from} & expected),
+    }
+
+
+def expected_findings(notebook: Path) -> dict[str, list[str]]:
+    """The findings that a notebook makes on purpose: rule -> patterns of the trainings that show it.
+
+    They are in the notebook's metadata, `{"workbench": {"expects": {"masked-stops": ["stock-TRL/*"]}}}`; a training is named by
+    its folder within the run.
+
+    Raises:
+        ParameterError: another form, or a name that no rule has.
+    """
+    metadata = json.loads(notebook.read_text(encoding="utf-8")).get("metadata", {})
+    expects = metadata.get("workbench", {}).get("expects", {})
+    if not isinstance(expects, dict):
+        raise ParameterError(f'{notebook}: expects={expects!r}; expected {{"RULE": ["TRAINING"]}} in its metadata')
+    names = [*(rule.name for rule in RULES), _WITHOUT_EFFECT]
+    for name, patterns in expects.items():
+        if name not in names:
+            raise ParameterError(
+                f"{notebook}: expects {name!r}; {did_you_mean(name, names)}the rules are {', '.join(names)}"
+            )
+        if not isinstance(patterns, list) or not all(isinstance(pattern, str) for pattern in patterns):
+            raise ParameterError(
+                f'{notebook}: expects {name}={patterns!r}; expected patterns of trainings, such as ["*"]'
+            )
+    return expects
