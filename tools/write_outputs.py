@@ -53,7 +53,7 @@ def with_outputs(notebook, executed):
         cell.execution_count = n
         kept = [_kept(output, n) for output in done.outputs if WIDGET not in output.get("data", {})]
         cell.outputs = [part for output in kept for part in with_pictures(output)]
-    notebook.metadata["workbench"] = {"outputs_of": code_hash(notebook)}
+    notebook.metadata["workbench"] = notebook.metadata.get("workbench", {}) | {"outputs_of": code_hash(notebook)}
     return notebook
 
 

@@ -2,18 +2,18 @@
 
 import contextlib
 import fnmatch
-import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from ...audit.check import RULES
 from ...audit.finding import CANNOT_TELL, FOUND, NOTE, Finding
 from ...audit.report import RunAudit, audit_recorded
-from ...errors import ParameterError, did_you_mean
+from ...errors import ParameterError, RunError, did_you_mean
 from ...runs.files import jsonable, move_aside, write_json
 from ...runs.run import Run
 from ...runs.secrets import hide_tokens, map_text
 from ...runs.stop_request import interruptible
+from .notebooks import metadata_of
 
 AUDIT = "audit.json"
 _WITHOUT_EFFECT = "without-effect"  # half of a run or more, of which no finding is above a note
@@ -33,7 +33,10 @@ def write_audit(run: Run, expects: Mapping[str, Sequence[str]]) -> None:
         says = "stopped by Ctrl-C or SIGTERM" if isinstance(error, KeyboardInterrupt) else str(error)
         found = {"trainings": [], "error": f"{type(error).__name__}: {says}"}
     with contextlib.suppress(OSError):  # a full disk; the run reads as not audited
-        move_aside(run.path, [AUDIT], f"the notebook wrote an {AUDIT}")
+        try:
+            _ = run.audit
+        except RunError as problem:
+            move_aside(run.path, [AUDIT], str(problem))
         write_json(run.path / AUDIT, map_text(jsonable(found), hide_tokens))
 
 
@@ -41,25 +44,20 @@ def _training(audit: RunAudit, expects: Mapping[str, Sequence[str]]) -> dict:
     """What is kept of the audit of a training: its problems and warnings, and how many rules had what they need."""
     name = "" if audit.run == "." else audit.run
     above_notes = [f for f in audit.findings if f.verdict == FOUND and f.severity != NOTE]
-    rules = {f.rule for f in above_notes if any(fnmatch.fnmatch(name, p) for p in expects.get(f.rule, ()))}
-    findings = [_kept(finding, rules) for finding in above_notes]
-    if not findings and (says := audit.without_effect):
-        expected = any(fnmatch.fnmatch(name, p) for p in expects.get(_WITHOUT_EFFECT, ()))
-        findings = [
-            {"title": _WITHOUT_EFFECT, "severity": "warning", "says": f"{says}.", "advice": "", "expected": expected}
-        ]
+    meant = {rule for rule, patterns in expects.items() if any(fnmatch.fnmatch(name, each) for each in patterns)}
+    findings = [_kept(finding, meant) for finding in above_notes]
+    if not findings and audit.without_effect:
+        words = {"title": _WITHOUT_EFFECT, "severity": "warning", "says": f"{audit.without_effect}.", "advice": ""}
+        findings = [words | {"expected": _WITHOUT_EFFECT in meant}]
     checked = sum(f.verdict != CANNOT_TELL for f in audit.findings)
     about = {"name": name, "steps": audit.steps, "checked": checked, "rules": len(audit.findings)}
     return about | {"findings": findings}
 
 
-def _kept(finding: Finding, expected: set[str]) -> dict:
-    """A finding; what follows from an expected one is expected too."""
+def _kept(finding: Finding, meant: set[str]) -> dict:
+    """A finding; one that follows from an expected one is expected too."""
     fields = {"title": finding.title, "severity": finding.severity, "says": finding.says, "advice": finding.advice}
-    return fields | {
-        "follows_from": finding.follows_from,
-        "expected": bool({finding.rule, finding.follows_from} & expected),
-    }
+    return fields | {"expected": finding.rule in meant or finding.follows_from in meant}
 
 
 def expected_findings(notebook: Path) -> dict[str, list[str]]:
@@ -71,8 +69,7 @@ def expected_findings(notebook: Path) -> dict[str, list[str]]:
     Raises:
         ParameterError: another form, or a name that no rule has.
     """
-    metadata = json.loads(notebook.read_text(encoding="utf-8")).get("metadata", {})
-    expects = metadata.get("workbench", {}).get("expects", {})
+    expects = metadata_of(notebook).get("workbench", {}).get("expects", {})
     if not isinstance(expects, dict):
         raise ParameterError(f'{notebook}: expects={expects!r}; expected {{"RULE": ["TRAINING"]}} in its metadata')
     names = [*(rule.name for rule in RULES), _WITHOUT_EFFECT]

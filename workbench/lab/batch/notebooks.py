@@ -38,6 +38,11 @@ def find_notebook(name: str) -> Path:
     raise ParameterError(f"notebook {name!r}: not found; there are {', '.join(list_notebooks())}{hint}")
 
 
+def metadata_of(notebook: Path) -> dict:
+    """What a notebook's file says of the whole notebook, such as its kernel."""
+    return json.loads(notebook.read_text(encoding="utf-8")).get("metadata", {})
+
+
 def check_kernel(notebook: Path, kernel: str | None) -> None:
     """Refuse a kernel that Jupyter does not know, and one, or a notebook, of another language than Python."""
     if kernel:
@@ -50,7 +55,7 @@ def check_kernel(notebook: Path, kernel: str | None) -> None:
             known = ", ".join(sorted(manager.find_kernel_specs()))
             raise ParameterError(f"--kernel {kernel}: Jupyter has no such kernel; it has {known}") from None
     else:
-        about = json.loads(notebook.read_text(encoding="utf-8")).get("metadata", {})
+        about = metadata_of(notebook)
         spec = about.get("kernelspec", {})
         language = spec.get("language") or about.get("language_info", {}).get("name") or "python"
         name = spec.get("name", "python3")
