@@ -257,7 +257,9 @@ def _problem_of_audit(value: dict) -> str:
         return "expected a list as `trainings` and a text as `error`"
     counted = all(isinstance(each.get(key), int) for each in trainings for key in ("checked", "rules"))
     findings = [finding for each in trainings for finding in each["findings"]]
-    worded = all(isinstance(f.get(key), str) for f in findings for key in ("title", "severity", "says", "advice"))
+    worded = all(
+        isinstance(f.get(key), str) for f in findings for key in ("title", "severity", "says", "advice", "because")
+    )
     if not counted or not worded or not all(isinstance(f.get("expected"), bool) for f in findings):
         return "expected trainings with `checked`, `rules` and `findings`, as the runner writes them"
     return ""

@@ -6,12 +6,13 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 _MOST_NAMES = 3
-_SEVERITIES = ("problem", "warning")
 
 
 @dataclasses.dataclass(frozen=True)
 class RunFindings:
     """The findings in all trainings of a run: name -> in how many trainings, in the order of the audit.
+
+    One that follows from another is left out where there is one that follows from none.
 
     Attributes:
         trainings: how many were audited; None if the run was not audited.
@@ -36,8 +37,8 @@ class RunFindings:
         """Sum up an `audit.json`; `Run.audit`.
 
         Example:
-            >>> finding = {"title": "masked-stops", "severity": "problem", "says": "80% left out. See 02.", "expected": False}
-            >>> training = {"name": "", "checked": 17, "rules": 28, "findings": [finding]}
+            >>> finding = {"title": "masked-stops", "severity": "problem", "says": "80% left out. See 02.", "because": ""}
+            >>> training = {"name": "", "checked": 17, "rules": 28, "findings": [finding | {"expected": False}]}
             >>> RunFindings.of({"trainings": [training], "error": ""}).line
             'audit: problem masked-stops. 80% left out.'
         """
@@ -45,13 +46,15 @@ class RunFindings:
             return cls()
         trainings = audit["trainings"]
         every = [finding for training in trainings for finding in training["findings"]]
-        unexpected = {word: [f for f in every if f["severity"] == word and not f["expected"]] for word in _SEVERITIES}
-        worst = next((f for word in _SEVERITIES for f in unexpected[word]), None)
+        problems, warnings = (
+            _causes(f for f in every if f["severity"] == word and not f["expected"]) for word in ("problem", "warning")
+        )
+        worst = next(iter([*problems, *warnings]), None)
         return cls(
             trainings=len(trainings),
-            problems=_counts(unexpected["problem"]),
-            warnings=_counts(unexpected["warning"]),
-            expected=_counts(f for f in every if f["expected"]),
+            problems=_counts(problems),
+            warnings=_counts(warnings),
+            expected=_counts(_causes(f for f in every if f["expected"])),
             rules=_rules(trainings),
             worst=worst["says"].partition(". ")[0].removesuffix(".") + "." if worst else "",
             error=audit["error"],
@@ -127,6 +130,11 @@ class RunFindings:
         each = [name if self.trainings == 1 else f"{name} in {n}" for name, n in names.items()]
         more = f" and {len(each) - _MOST_NAMES} more" if len(each) > _MOST_NAMES else ""
         return ", ".join(each[:_MOST_NAMES]) + more
+
+
+def _causes(findings: Iterable[Mapping]) -> list[Mapping]:
+    findings = list(findings)
+    return [finding for finding in findings if not finding["because"]] or findings
 
 
 def _counts(findings: Iterable[Mapping]) -> dict[str, int]:

@@ -236,7 +236,7 @@ def test_notebook_of_ones_own_runs_and_is_swept(here, tmp_path):
     sweep = ["sweep", path, "-p", "steps=1,2", "-f", tmp_path / "more.yaml"]
     sweep += ["--runs-dir", tmp_path / "runs", "--out", tmp_path / "out"]
     first, second = workbench(*sweep), here(*sweep)
-    assert first.returncode == 0 and "2 of 2 runs are done and no check failed" in first.stdout, first.stderr
+    assert first.returncode == 0 and "2 of 2 runs are done, with no failed check" in first.stdout, first.stderr
     assert "skip   steps=1" in second.stdout  # done with this code, so the second time nothing is left to do
     (folder / "helper.py").write_text("value = 8")
     assert here(*sweep, "--dry-run").stdout.startswith("run    steps=1\nrun    steps=2\n")

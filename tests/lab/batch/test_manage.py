@@ -55,7 +55,7 @@ def test_a_notebook_s_name_means_all_of_its_runs(tmp_path, capsys):
     assert manage.find_runs("2026-3", tmp_path) == [other]
     (runs[-1].path / "log.txt").write_text("of the newest")
     assert call(capsys, "logs", runs[0].notebook, "--runs-dir", tmp_path) == (0, "of the newest", "")
-    assert call(capsys, "status", "--runs-dir", tmp_path)[1].endswith("\n3 of 3 runs are done and no check failed\n")
+    assert call(capsys, "status", "--runs-dir", tmp_path)[1].endswith("; audit: 3 not audited\n")
 
 
 @pytest.mark.parametrize(
@@ -84,12 +84,12 @@ def test_status_shows_every_run_from_its_folder(capsys, tmp_path):
     code, out, _ = call(capsys, "status", "--runs-dir", tmp_path)
     lines = out.splitlines()
     assert code == 1
-    assert lines[-1].endswith("0 of 4 runs are done and no check failed; 2 failed: "
+    assert lines[-1].endswith("; audit: 3 not audited; 2 failed: "
                               "05_grpo_docs_example/1, 05_grpo_docs_example/3")  # fmt: skip
     assert call(capsys, "status", "--runs-dir", tmp_path, "2", "4")[0] == 0
-    assert lines[0].endswith(" 1: done, reward -4, 1 checks failed: a")
+    assert lines[0].endswith(" 1: done, reward -4, 1 checks failed: a; not audited")
     assert f" 2: running, step 3/80, on {socket.gethostname()}, process {os.getpid()}, " in lines[1]
-    assert lines[2].endswith(r" 3: failed: cell 3: ValueError: no \x1b]0;title\x07")
+    assert lines[2].endswith(r" 3: failed: cell 3: ValueError: no \x1b]0;title\x07; not audited")
     assert " 4: interrupted: the process that ran it is gone" in lines[3]
     _, out, _ = call(capsys, "status", "--runs-dir", tmp_path, "--json", "2")
     (row,) = map(json.loads, out.splitlines())

@@ -162,7 +162,7 @@ def test_a_run_that_cannot_be_started_is_named_and_the_others_go_on(tmp_path, mo
     batch.execute_here(plan)
     assert [entry.state for entry in plan] == ["done", "not started", "done"]
     assert plan[1].problem == "not started: [Errno 30] Read-only file system"
-    assert batch.tally(plan) == "2 of 3 runs are done and no check failed"
+    assert batch.tally(plan).startswith("2 of 3 runs are done, with no failed check and no problem in the audit")
 
 
 BREAKS = """\
@@ -326,10 +326,14 @@ def test_only_a_run_that_is_done_and_whose_checks_hold_has_succeeded(tmp_path):
     ]
     assert [batch.succeeded(run) for run in runs] == [True, False, False, False]
     entries = [Entry({}, {}, "run", run) for run in runs]
-    assert batch.tally(entries) == "1 of 4 runs are done and no check failed"
+    assert batch.tally(entries).startswith(
+        "0 of 4 runs are done, with no failed check and no problem in the audit; audit: 3 not audited"
+    )
 
 
 def test_the_finish_of_a_run_is_its_outcome_and_its_report(tmp_path):
     run = write_run(tmp_path, "1", result={"headline": {"name": "reward", "value": -4.0}})
-    assert batch.finish(run) == f"05_grpo_docs_example 1: done, reward -4\nreport {run.path / 'report.html'}"
+    assert batch.finish(run) == (
+        f"05_grpo_docs_example 1: done, reward -4\nreport {run.path / 'report.html'}\nnot audited"
+    )
     assert (run.path / "report.html").is_file()

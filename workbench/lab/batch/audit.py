@@ -47,8 +47,8 @@ def _training(audit: RunAudit, expects: Mapping[str, Sequence[str]]) -> dict:
     meant = {rule for rule, patterns in expects.items() if any(fnmatch.fnmatch(name, each) for each in patterns)}
     findings = [_kept(finding, meant) for finding in above_notes]
     if not findings and audit.without_effect:
-        words = {"title": _WITHOUT_EFFECT, "severity": "warning", "says": f"{audit.without_effect}.", "advice": ""}
-        findings = [words | {"expected": _WITHOUT_EFFECT in meant}]
+        words = {"title": _WITHOUT_EFFECT, "severity": "warning", "says": f"{audit.without_effect}."}
+        findings = [words | {"advice": "", "because": "", "expected": _WITHOUT_EFFECT in meant}]
     checked = sum(f.verdict != CANNOT_TELL for f in audit.findings)
     about = {"name": name, "steps": audit.steps, "checked": checked, "rules": len(audit.findings)}
     return about | {"findings": findings}
@@ -57,7 +57,8 @@ def _training(audit: RunAudit, expects: Mapping[str, Sequence[str]]) -> dict:
 def _kept(finding: Finding, meant: set[str]) -> dict:
     """A finding; one that follows from an expected one is expected too."""
     fields = {"title": finding.title, "severity": finding.severity, "says": finding.says, "advice": finding.advice}
-    return fields | {"expected": finding.rule in meant or finding.follows_from in meant}
+    expected = finding.rule in meant or finding.follows_from in meant
+    return fields | {"because": finding.follows_from or "", "expected": expected}
 
 
 def expected_findings(notebook: Path) -> dict[str, list[str]]:

@@ -21,6 +21,7 @@ from .sparkline import logs_by_arm
 _SAMPLE = 5
 _MOST_TEXT = 2000  # characters of one completion or parameter
 _MOST_LOG = 4000
+_OF_A_FINDING = ("title", "severity", "says", "advice", "because", "expected")
 _COLUMNS = ("step", "prompt", "completion", "finish_reason", "reward")
 _UNFINISHED = {
     "queued": "The run has not started.",
@@ -158,9 +159,7 @@ def audit_rows(audit: Mapping) -> list[dict]:
     for training in audit.get("trainings", []):
         for finding in training["findings"]:
             key = (finding["expected"], finding["severity"] != "problem", finding["title"])
-            row = rows.setdefault(
-                key, {key: finding[key] for key in ("title", "severity", "says", "advice", "expected")}
-            )
+            row = rows.setdefault(key, {name: finding[name] for name in _OF_A_FINDING})
             row.setdefault("trainings", []).append(str(training.get("name") or "the run"))
     return [rows[key] for key in sorted(rows, key=lambda key: key[:2])]
 
