@@ -46,7 +46,9 @@ from workbench.experiments.recipes import grpo_config, load_prompts, lora_fields
 from workbench.experiments.train import ppo_config, random_heads
 from workbench.experiments.vllm_server import sharing_engines
 from workbench.generation.stops import StopRule, StopSpec
+from workbench.lab.batch.audit import write_audit
 from workbench.runs.files import jsonable, read_json, write_json
+from workbench.runs.run import Run
 from workbench.training.duplicate_report import duplicate_report
 from workbench.training.groups import check_groups
 from workbench.training.grpo import GRPOTrainer
@@ -151,7 +153,7 @@ def train(args, folder: str, cls=trl.GRPOTrainer, *, attach=None, between=lambda
         config = grpo_config(recipe, scratch, save_strategy="no", **fields)
         own = {"record_dir": Path(scratch) / "run"} if cls is GRPOTrainer else {}
         model, data = given.pop("model", folder), load_prompts("starter")
-        trainer = cls(model, length_reward(), config, train_dataset=data, **own, **given)
+        trainer = cls(model, length_reward(), config, train_dataset=data, **(own | given))
         if recipe.backend == "vllm":
             install_cpu_sync(trainer.vllm_generation, config.output_dir)
         trainer.remove_callback(PrinterCallback)
@@ -427,6 +429,22 @@ def groups(args, folder: str) -> dict:
     return {"prompts": args.prompts, "report, s": report, "check, s": check, "says": says}
 
 
+def run_audit(args, folder: str) -> dict:
+    """Measure the audit of a run with one training, as the runner does it when the run ends."""
+    with tempfile.TemporaryDirectory() as scratch:
+        run = Run(Path(scratch))
+        train(args, folder, GRPOTrainer, record_dir=run.path)
+        write_audit(run, {})  # loads libraries
+        seconds = []
+        for _ in range(args.repeats):
+            began = now()
+            write_audit(run, {})
+            seconds.append(now() - began)
+    took, rows = statistics.median(seconds), args.steps * args.rows
+    says = f"{took:.2f} s for a training of {args.steps} steps and {rows:,} completions, once a run has ended"
+    return {"steps": args.steps, "completions": rows, "seconds": took, "says": says}
+
+
 ROWS: dict[str, Callable[[argparse.Namespace, str], dict]] = {
     "step": step,
     "watch": lambda args, folder: observed(args, folder, attach_watch)[0],  # on stock TRL
@@ -436,6 +454,7 @@ ROWS: dict[str, Callable[[argparse.Namespace, str], dict]] = {
     "stops": stops,
     "not stopping": not_stopping,
     "groups": groups,
+    "run audit": run_audit,
 }
 
 

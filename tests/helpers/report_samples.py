@@ -10,6 +10,7 @@ import pandas as pd
 from conftest import write_run
 
 from workbench.curves.figures import show_training
+from workbench.runs.files import write_json
 
 HOSTILE = {
     "script": "<script>window.ran = 1</script>",
@@ -102,6 +103,10 @@ def hostile_run(root):
     result |= {"results": RESULT["results"] + named, "numbers": dict.fromkeys(texts, 1.0)}
     params = {"seed": 1, "model": "starter", "surrogate": SURROGATE} | {f"odd{n}": t for n, t in enumerate(texts)}
     run = write_run(root, metrics=METRICS, result=result, params=params, completions=rows)
+    finding = {"severity": "problem", "because": "", "expected": False}
+    findings = [finding | dict.fromkeys(("title", "says", "advice"), text) for text in texts]
+    trainings = [{"name": text, "checked": 1, "rules": 2, "findings": findings} for text in texts[:2]]
+    write_json(run.path / "audit.json", {"trainings": trainings, "error": texts[0]})
     write_notebook_of(run, texts)
     (run.path / "log.txt").write_text("\n".join(texts), encoding="utf-8", errors="backslashreplace")
     return run

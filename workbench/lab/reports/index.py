@@ -68,6 +68,7 @@ def build_comparison(
     rows.sort(key=_audit_rank)
     values = {
         "outcome": outcome,
+        "audits": audit_tally(_readable(runs)),
         "results": _results_over(runs),
         "completions": [(run.id, *_last_completion(run)) for run in runs if run.status["state"] == "done"][:10],
         "shared": {k: facts.number(v) for k, v in shared.items()},
