@@ -48,6 +48,14 @@ def test_steps_of_stock_and_ours_alternate(starter_folder):
     assert "2 pairs of steps" in found["says"]
 
 
+@pytest.mark.slow
+def test_the_audit_of_a_run_is_measured_on_a_training(starter_folder):
+    from benchmarks import cost
+
+    found = cost.ROWS["run audit"](SMALL, str(starter_folder))
+    assert found["completions"] == 6 and found["seconds"] > 0
+
+
 THEIR_TESTS = """
 import pytest, trl
 def test_same(): pass

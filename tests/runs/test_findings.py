@@ -24,10 +24,11 @@ def audit(*trainings, error=""):
 
 
 ODD = finding("never-stops", "warning")
+FOLLOWING = [finding("b", because="a"), finding("c", "warning", because="a")]
 MEANT = finding("copies", expected=True)
 CASES = {  # audit.json, colour, line; from the worst to the best
     "problems": (audit([finding(name) for name in "abcd"]), "bad", "audit: 4 problems a, b, c and 1 more. Seen."),
-    "a problem": (audit([finding("a"), ODD], [finding("a"), finding("b", because="a")]), "bad",
+    "a problem": (audit([finding("a"), ODD], [finding("a"), *FOLLOWING]), "bad",
                   "audit of 2 trainings: problem a in 2, warning never-stops in 1. Seen."),
     "failed": (audit(error="KeyError: 'x'"), "odd", "the audit failed: KeyError: 'x'"),
     "none": ({}, "odd", "not audited"),

@@ -12,7 +12,7 @@ _MOST_NAMES = 3
 class RunFindings:
     """The findings in all trainings of a run: name -> in how many trainings, in the order of the audit.
 
-    One that follows from another is left out where there is one that follows from none.
+    A finding that follows from another one is left out, unless no cause is as severe.
 
     Attributes:
         trainings: how many were audited; None if the run was not audited.
@@ -46,9 +46,10 @@ class RunFindings:
             return cls()
         trainings = audit["trainings"]
         every = [finding for training in trainings for finding in training["findings"]]
-        problems, warnings = (
-            _causes(f for f in every if f["severity"] == word and not f["expected"]) for word in ("problem", "warning")
-        )
+        unexpected = [finding for finding in every if not finding["expected"]]
+        problems = _causes(finding for finding in unexpected if finding["severity"] == "problem")
+        warnings = [finding for finding in unexpected if finding["severity"] == "warning"]
+        warnings = _causes(warnings) if not problems else [finding for finding in warnings if not finding["because"]]
         worst = next(iter([*problems, *warnings]), None)
         return cls(
             trainings=len(trainings),

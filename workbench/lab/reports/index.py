@@ -33,7 +33,7 @@ def build_index(runs: Sequence[Run], folder: Path, *, redact: bool = False) -> P
     hide = hider(runs, redact)
     runs = sorted(runs, key=lambda r: r.id, reverse=True)
     rows = _index_rows(runs, folder, hide, redact)
-    audits = audit_tally(_readable(runs))
+    audits = _audits(runs)
     cards = _cards(rows, runs, hide)
     others = sorted(p.name for p in folder.glob("*.html") if p.name != "index.html")
     comparisons = {hide(name.removesuffix(".html")): _link(Path(name)) for name in others}
@@ -68,7 +68,7 @@ def build_comparison(
     rows.sort(key=_audit_rank)
     values = {
         "outcome": outcome,
-        "audits": audit_tally(_readable(runs)),
+        "audits": _audits(runs),
         "results": _results_over(runs),
         "completions": [(run.id, *_last_completion(run)) for run in runs if run.status["state"] == "done"][:10],
         "shared": {k: facts.number(v) for k, v in shared.items()},
@@ -113,13 +113,14 @@ def _cards(rows: Sequence[Mapping], runs: Sequence[Run], hide: Callable[[str], s
     return cards
 
 
-def _readable(runs: Sequence[Run]) -> list[RunSummary]:
-    """The summaries of the runs that can be read; the rows of the others say why they cannot."""
+def _audits(runs: Sequence[Run]) -> dict[str, str]:
+    """What the audits of the runs found, in words with a colour; rows say which runs cannot be read, and why."""
     summaries = []
     for run in runs:
         with contextlib.suppress(Exception):
             summaries.append(RunSummary.of(run))
-    return summaries
+    problems = any(summary.findings.problems for summary in summaries)
+    return {"text": audit_tally(summaries), "mark": "bad" if problems else "plain"}
 
 
 # --- the table of runs ---------------------------------------------------------------------------------------------
