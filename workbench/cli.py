@@ -218,7 +218,7 @@ def _add_batch_options(parser: argparse.ArgumentParser, metavar: str, help: str)
     parser.add_argument("--jobs", type=int, metavar="N", help=jobs)
     gpus = "GPUs for each run (default 1 where there are any; on Slurm none)"
     parser.add_argument("--gpus", metavar="N", help=gpus)
-    fail = "exit with 1 where the audit finds a problem (default in your own notebooks), or for nothing that it finds"
+    fail = "problem: exit with 1 where the audit finds one (default in your own notebooks); nothing: not for that"
     parser.add_argument("--fail-on", choices=("problem", "nothing"), help=fail)
     parser.add_argument("--dry-run", action="store_true", help="check everything, print the plan, start nothing")
     parser.add_argument("--executor", choices=("local", "slurm"), default="local", help="where to run (default local)")

@@ -10,8 +10,9 @@ from workbench.audit.trends import highest_reward
 from workbench.errors import ParameterError, RunError
 from workbench.logs import rows
 from workbench.logs.names import NAMES, canonical
-from workbench.logs.read import read, read_logs
+from workbench.logs.read import read, read_logs, recorded_logs
 from workbench.logs.settings import facts_of, read_arguments
+from workbench.runs.files import training_folders
 
 LINE = {"loss": 0.1, "grad_norm": 0.5, "reward": 0.25, "completions/mean_length": 7.0, "completions/clipped_ratio": 0.5}
 
@@ -347,3 +348,21 @@ def test_arguments_in_a_file_of_another_kind_are_refused(tmp_path):
     (tmp_path / "pyproject.toml").write_text("[project]\n")
     with pytest.raises(ParameterError, match=r"pyproject.toml: expected TRL's arguments in a .json or .yaml file"):
         read_arguments(tmp_path / "pyproject.toml")
+
+
+def test_a_training_that_is_recorded_twice_counts_once(tmp_path):
+    """A trainer with `record_dir` that is also watched; and one of TRL's own, of which the watch has the only record."""
+    for place in (".", "checkpoints/_watch", "open/_watch"):
+        (tmp_path / place).mkdir(parents=True, exist_ok=True)
+        (tmp_path / place / "metrics.jsonl").write_text(json.dumps({"step": 1, **LINE}) + "\n")
+    write_state(tmp_path / "open" / "checkpoint-1", [{"step": 1, **LINE}])
+    logs, damaged = recorded_logs(tmp_path)
+    assert [log.name for log in logs] == [".", "open/_watch"] and damaged == []
+    assert training_folders(tmp_path) == [tmp_path, tmp_path / "open/_watch"]
+    assert len(read_logs(tmp_path)) == 2
+
+
+def test_a_training_that_trl_alone_saved_is_recorded(tmp_path):
+    write_state(tmp_path / "mine" / "checkpoint-2", [{"step": 1, **LINE}])
+    (tmp_path / "log.txt").write_text("{'loss': 0.0, 'reward': 0.0}\n" * 9)
+    assert [log.name for log in recorded_logs(tmp_path)[0]] == ["mine"]

@@ -26,7 +26,7 @@ def test_a_batch_without_a_terminal_gets_a_line_as_each_run_ends_which_counts_th
     with SweepProgress(entries) as progress:
         progress.show(entries[1:])
         progress.finished(entries[1])
-    assert capsys.readouterr().err == "[2/2] seed=1: done, reward -4\n"
+    assert capsys.readouterr().err == "[2/2] seed=1: done, reward -4; not audited\n"
 
 
 def test_a_reader_that_is_gone_ends_no_run(tmp_path, monkeypatch):
