@@ -218,7 +218,7 @@ def _add_batch_options(parser: argparse.ArgumentParser, metavar: str, help: str)
     parser.add_argument("--jobs", type=int, metavar="N", help=jobs)
     gpus = "GPUs for each run (default 1 where there are any; on Slurm none)"
     parser.add_argument("--gpus", metavar="N", help=gpus)
-    fail = "problem: exit with 1 where the audit finds one (default in your own notebooks); nothing: not for that"
+    fail = "finding of the audit that makes the exit code 1 (default problem in your own notebooks)"
     parser.add_argument("--fail-on", choices=("problem", "nothing"), help=fail)
     parser.add_argument("--dry-run", action="store_true", help="check everything, print the plan, start nothing")
     parser.add_argument("--executor", choices=("local", "slurm"), default="local", help="where to run (default local)")
@@ -383,10 +383,9 @@ def _conclude(args, entries: Sequence) -> int:
 
 
 def _status(args) -> int:
-    """Show each run in a line: its state, step and place, or its result, the checks that fail and what the audit found.
+    """Show each run in a line: its state, step and place, or its result, failed checks and findings.
 
-    The exit code is 1 where a run failed, a check of it failed, the audit found a problem in a notebook of your own, or a run
-    cannot be read.
+    The exit code is 1 where a run or a check of it failed, your own notebook has a problem, or a run cannot be read.
 
     Example: workbench status 05_grpo_docs_example
     """

@@ -70,7 +70,9 @@ def test_several_notebooks_run_side_by_side_with_ports_of_their_own_and_the_outc
     runs = {run.notebook: run for run in list_runs(tmp_path / "runs")}
     log = here("logs", runs["bad"].path).stdout
     assert "before" in log
-    assert log.endswith(f"report {runs.pop('bad').path / 'report.html'}\nnothing to audit: the run recorded no training\n")
+    assert log.endswith(
+        f"report {runs.pop('bad').path / 'report.html'}\nnothing to audit: the run recorded no training\n"
+    )
     numbers = [run.result["numbers"] for run in runs.values()]
     assert numbers[0]["port"] != numbers[1]["port"] and [n["cwd"] for n in numbers] == [str(tmp_path)] * 2
     assert all((run.path / "report.html").is_file() for run in runs.values())
