@@ -17,9 +17,9 @@ from benchmarks.false_alarms import rate
 from tools.record import made_with, measured, parser, publish, table
 from workbench.audit.finding import FOUND
 from workbench.audit.report import audit_run
-from workbench.audit.rules_data import reward_parts
 from workbench.audit.rules_ends import reward_is_ending
 from workbench.audit.rules_gradient import wasted_groups
+from workbench.audit.rules_reward import reward_parts
 from workbench.logs.log import Log
 
 RULES = (reward_parts, wasted_groups, reward_is_ending)

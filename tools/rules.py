@@ -54,6 +54,11 @@ MADE_UP = {
         "completions/clipped_ratio": [0.2 + 0.05 * (n * n % 7) for n in STEPS],
         "reward": [0.8 - 0.05 * (n * n % 7) for n in STEPS],
     },
+    "62% of the calls of tools fail": {
+        "reward": [0.06 + 0.02 * (n % 3) for n in STEPS],
+        "tools/call_frequency": [1.8 for _ in STEPS],
+        "tools/failure_frequency": [0.61 + 0.01 * (n % 3) for n in STEPS],
+    },
     "one of two reward functions always gives 0": {
         "rewards/match/mean": [0.0 for _ in STEPS],
         "rewards/format/mean": [n / 60 for n in STEPS],

@@ -6,18 +6,17 @@ from made_up import CUT, EQUAL, GPT2, LIMIT, LONG, MASKED, SIZE, STOPPED, UNEQUA
 from workbench.audit.check import RULES, check
 from workbench.audit.rules_clipping import cut_rows, false_clipping
 from workbench.audit.rules_data import (
-    dead_rewards,
     documented_run,
     duplicate_prompts,
     log_damage,
     missing_rewards,
     mixed_groups,
-    reward_parts,
     reward_scale,
 )
 from workbench.audit.rules_ends import added_token, masked_stops, never_stops, reward_is_ending, true_clipping
 from workbench.audit.rules_gradient import copies, false_zero_std, lost_updates, wasted_groups, zero_gradient
 from workbench.audit.rules_learning import collapse, kl_runaway, length_runaway, no_learning, solved, spikes
+from workbench.audit.rules_reward import dead_rewards, reward_parts, tool_failures
 from workbench.audit.rules_sampler import mismatch, padding_positions, stale_sampler
 from workbench.curves.documented import load_baseline
 
@@ -60,6 +59,8 @@ CASES = [
     (false_zero_std, log(zero_std_share=0.0, grad_norm=np.arange(60) % 2, learning_rate=1e-5, clipped_ratio=0.1),
      log(zero_std_share=np.arange(60) % 2, grad_norm=0.3, learning_rate=1e-5, clipped_ratio=0.1),
      log(zero_std_share=0.0, grad_norm=0.0, learning_rate=1e-5, clipped_ratio=0.1)),
+    (tool_failures, log(tool_failures=0.4, tool_calls=2.0, reward=flat),
+     log(tool_failures=0.01, tool_calls=2.0, reward=flat), log(reward=flat)),
     (dead_rewards, log(**{"rewards/match": 0.0, "rewards/format": rising}),
      log(**{"rewards/match": flat, "rewards/format": rising}), log(**{"rewards/match": 0.0})),
     (wasted_groups, log(zero_std_share=0.6), log(zero_std_share=0.1), log(reward=flat)),

@@ -8,10 +8,11 @@ import pytest
 from made_up import flat, log, rising
 
 from workbench.audit.check import check
-from workbench.audit.rules_data import dead_rewards, log_damage
+from workbench.audit.rules_data import log_damage
 from workbench.audit.rules_ends import never_stops
 from workbench.audit.rules_gradient import wasted_groups, zero_gradient
 from workbench.audit.rules_learning import no_learning
+from workbench.audit.rules_reward import dead_rewards
 from workbench.logs.names import PART
 from workbench.logs.read import read
 

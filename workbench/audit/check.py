@@ -14,14 +14,16 @@ from . import rules_data as data
 from . import rules_ends as ends
 from . import rules_gradient as gradient
 from . import rules_learning as learning
+from . import rules_reward as reward
 from . import rules_sampler as sampler
 from .finding import CANNOT_TELL, FOUND, NOT_FOUND, NOTE, SEVERITIES, WARNING, Finding
 from .rule import Rule
 from .trends import LEAST
 
-# Causes before what may come of them: of two problems the earlier is named first.
+# Causes before what may come of them: of two problems, or two warnings, the earlier is named first. A run that learns the form
+# and not the task has lost more than one with false metrics, so the parts of the reward come early.
 RULES: tuple[Rule, ...] = (
-    data.log_damage, data.reward_scale,
+    data.log_damage, data.reward_scale, reward.reward_parts, reward.tool_failures,
     clipping.false_clipping, gradient.false_zero_std,  # before those that ask the metrics: they may take some away
     ends.masked_stops, gradient.copies, data.mixed_groups, data.missing_rewards, ends.added_token,
     sampler.stale_sampler, sampler.padding_positions, sampler.mismatch,
@@ -29,7 +31,7 @@ RULES: tuple[Rule, ...] = (
     ends.reward_is_ending,
     learning.collapse, learning.length_runaway, learning.kl_runaway, learning.no_learning, learning.solved,
     gradient.wasted_groups,
-    learning.spikes, data.documented_run, data.reward_parts, data.dead_rewards, data.duplicate_prompts,
+    learning.spikes, reward.dead_rewards, data.documented_run, data.duplicate_prompts,
 )  # fmt: skip
 
 

@@ -27,6 +27,7 @@ from ..runs.text import one_line, printable
 from .check import check, checked, load_rules
 from .finding import CANNOT_TELL, FOUND, NOTE, PROBLEM, WARNING, Finding, step_ranges
 from .rule import NEEDS, Rule
+from .rules_reward import FORM_ONLY
 
 NO_PROBLEM, PROBLEMS, UNUSABLE = 0, 1, 2  # exit codes
 SCHEMA = 1  # of `--json`; a name that goes or changes its meaning raises it, a new one does not
@@ -66,14 +67,14 @@ class RunAudit:
         return "problem" if self.problems else "no problem"
 
     @property
-    def without_effect(self) -> str:
+    def what_is_lost(self) -> str:
         """Such as `in 82% of the steps rewards teach nothing`, where that is half of the run; else an empty string."""
-        return _without_effect(self.findings)
+        return _what_is_lost(self.findings)
 
     @property
     def _word(self) -> str:
-        """The verdict in a table, which is no all-clear where most of a run had no effect."""
-        return "warning" if not self.problems and self.without_effect else self.verdict
+        """The verdict in a table, which is no all-clear where a run learned only the form, or most of it had no effect."""
+        return "warning" if not self.problems and self.what_is_lost else self.verdict
 
     @property
     def problems(self) -> list[str]:
@@ -90,7 +91,7 @@ class RunAudit:
         """The run in a line: its worst finding, and what was seen in a sentence."""
         worst = next((f for f in self.findings if f.verdict == FOUND and f.severity != NOTE), None)
         if worst is None:
-            return f"{self.run}: {self.without_effect or 'no problem'}"
+            return f"{self.run}: {self.what_is_lost or 'no problem'}"
         return f"{self.run}: {worst.severity} {worst.title}: {re.split(r'(?<=[.!?]) ', worst.says)[0]}"
 
     def text(self) -> str:
@@ -288,11 +289,16 @@ def _count(findings: Sequence[Finding]) -> str:
     words = [f"{n} {s}{'s' * (n > 1)}" for s in (PROBLEM, WARNING) if (n := severities.count(s))]
     if PROBLEM in severities:
         return f"{findings[0].rule}; {', '.join(words)}"
-    return ", ".join([_without_effect(findings) or "no problem", *words])
+    return ", ".join([_what_is_lost(findings) or "no problem", *words])
 
 
-def _without_effect(findings: Sequence[Finding]) -> str:
-    """Such as `in 82% of the steps rewards teach nothing`, where it is half of the steps or of the groups; else nothing."""
+def _what_is_lost(findings: Sequence[Finding]) -> str:
+    """What the owner has lost where nothing is called a problem, such as `in 82% of the steps rewards teach nothing`.
+
+    An empty string where it is less than half of the steps or of the groups, and the answers get better.
+    """
+    if any(f.verdict == FOUND and f.rule == "reward-parts" and f.cause == FORM_ONLY for f in findings):
+        return "the reward rises and the answers do not"
     for rule, unit in (("zero-gradient", "steps"), ("wasted-groups", "groups")):
         for share in (f.cost.get(f"share of {unit}", 0.0) for f in findings if f.rule == rule and f.verdict == FOUND):
             if share >= 0.5:

@@ -11,8 +11,8 @@ from .finding import FOUND, Finding, in_words_of
 # What whole kinds of logs never hold, in the order in which a report names it.
 COMPLETIONS, LOG_PROBS = "completions", "sampler against scorer log-probs"
 MODEL_FILES, BASELINE, REWARDS = "model files, or --model", "--baseline", "the means of several reward functions"
-UPDATES = "update/moved, which attach_watch logs"
-NEEDS = (COMPLETIONS, LOG_PROBS, MODEL_FILES, BASELINE, UPDATES, REWARDS)
+UPDATES, TOOLS = "update/moved, which attach_watch logs", "the share of calls of tools that fail"
+NEEDS = (COMPLETIONS, LOG_PROBS, MODEL_FILES, BASELINE, UPDATES, REWARDS, TOOLS)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

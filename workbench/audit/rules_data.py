@@ -2,7 +2,6 @@
 
 import re
 from functools import cache
-from typing import Any
 
 import numpy as np
 
@@ -12,10 +11,8 @@ from ..curves.place import COPY, may_be_same, same_table
 from ..logs.log import Log
 from ..logs.names import canonical, plain
 from .finding import NOTE, PROBLEM, WARNING, Finding, absent, found, unknown
-from .rule import BASELINE, COMPLETIONS, REWARDS, rule
-from .trends import LEAST, change, reward_of
+from .rule import BASELINE, COMPLETIONS, rule
 
-_PARTS = f"Log the mean of each of several reward functions over {LEAST} steps or more, as TRL does."
 _NEVER = " is no finite number in "  # between a metric and the steps, in the damage of a log
 _VITAL = re.compile(r"(?:^|_)(?:grad_norm|(?:actor|critic|policy|value|pg|vf)_loss)$")
 _MOST_NAMED = 5
@@ -233,72 +230,6 @@ def duplicate_prompts(log: Log) -> Finding:
     return found(NOTE, says, advice, steps=where, evidence=evidence, notebook="04_duplicate_prompts")
 
 
-def _parts(log: Log) -> dict[str, np.ndarray]:
-    """Reward function with a mean in 8 steps and more -> its means, (N,)."""
-    return {name: means for name, means in log.parts.items() if (~np.isnan(means)).sum() >= LEAST}
-
-
-@rule(needs=REWARDS)
-def reward_parts(log: Log) -> Finding:
-    """Which parts of the reward move, and whether the total hides it: a warning if some parts lose what others gain.
-
-    How: 99% intervals of the changes of `rewards/<f>/mean`, from the first to the last fifth of the steps, and of the total.
-    The log does not have the weights, so the rule compares the functions themselves. A note if only some of the parts move.
-    Wrong where: a part is a penalty that has to grow when the policy improves, such as one on length.
-    """
-    parts, total = _parts(log), change(reward_of(log))
-    if len(parts) < 2:
-        return _too_few_parts(log)
-    moves = {name: moved for name, means in parts.items() if (moved := change(means)) is not None}
-    rise = {name: float(moved.estimate) for name, moved in moves.items() if moved.low > 0}
-    fall = {name: float(moved.estimate) for name, moved in moves.items() if moved.high < 0}
-    still = {name: float(moved.estimate) for name, moved in moves.items() if name not in rise | fall}
-    constant = {name: float(np.nanmax(means)) for name, means in parts.items() if name not in moves}
-    course = 0 if total is None else int(total.low > 0) - int(total.high < 0)
-    evidence: dict[str, Any] = {"rise": rise, "fall": fall, "no sure change": still, "constant": constant}
-    evidence |= {} if total is None else {"total": float(total.estimate)}
-    if not (rise or fall) or not (still or constant or (rise and fall)):
-        return absent("All parts of the reward move alike." if rise or fall else "No part surely moves.", **evidence)
-    cancel = bool(rise and fall) and course >= 0 and -sum(fall.values()) >= 0.5 * sum(rise.values())
-    which = next(iter(rise or fall))
-    if rise and fall:
-        lead = "Parts of the reward go against each other"
-    else:
-        count, verb = len(rise or fall), "rise" if rise else "fall"
-        lead = f"Only {which} {verb}s" if count == 1 else f"{count} of {len(parts)} parts of the reward {verb}"
-        lead += ", which the total hides" * (not course and log.metric("reward") is not None)
-    words = [f"{name} {value:+.2g}" for name, value in (rise | fall).items()]
-    words += [f"{name} no sure change ({value:+.2g})" for name, value in still.items()]
-    words += [f"{name} {value:.4g} in every step" + ", never earned" * (value == 0) for name, value in constant.items()]
-    says = f"{lead}: {'; '.join(words)}. The total "
-    says += "is not known to move" if total is None else f"{('shows no sure change', 'rises', 'falls')[course]}"
-    says += "." if total is None else f" ({total.estimate:+.2g})."
-    advice = "Judge the run by the part that measures the task, and in an evaluation: the total does not show it."
-    if cancel:
-        advice += " Lower the weight of the parts that rise at its cost (reward_weights), or pay them only with it."
-    severity, cause = WARNING if cancel else NOTE, "cancel" if cancel and not course else ""
-    return found(severity, says, advice, cause=cause, evidence=evidence)
-
-
-@rule(needs=REWARDS)
-def dead_rewards(log: Log) -> Finding:
-    """Whether one of several reward functions gave the same value in every step: a note, since it teaches nothing.
-
-    How: `rewards/<f>/mean` over 8 steps and more.
-    Wrong where: a function guards against what never happens: then it is right that it never varies.
-    """
-    parts = _parts(log)
-    constant = {name: float(np.nanmax(means)) for name, means in parts.items() if np.nanmax(means) == np.nanmin(means)}
-    if len(parts) < 2:
-        return _too_few_parts(log)
-    if not constant:
-        return absent("Each reward function varies.")
-    words = ", ".join(f"{name} gave {value:.4g}" for name, value in constant.items())
-    says = f"Of {len(parts)} reward functions {len(constant)} never varied: {words} in every step."
-    advice = "Call the function on a completion that should earn its reward: what it looks for may never be sampled."
-    return found(NOTE, says, advice, evidence={"constant": dict(constant)})
-
-
 def _reused(log: Log) -> np.ndarray:
     """Steps on completions of a step before, (N,) of bool: with num_iterations or steps_per_generation above 1."""
     lengths = log.logged("mean_length")
@@ -340,7 +271,3 @@ def missing_rewards(log: Log) -> Finding:
         evidence={"share": share, "steps": int(steps.sum())},
         cost={f"share of {units}": share},
     )
-
-
-def _too_few_parts(log: Log) -> Finding:
-    return unknown(_PARTS, f"It has {len(log.parts)} of them, in too few steps." if len(log.parts) > 1 else "")

@@ -26,15 +26,32 @@ def equal_groups(log: Log) -> np.ndarray | None:
         return _share(log, log.groups["step"], log.groups["rewards"] <= 1)
     if (of_batch := log.logged("zero_std_share")) is not None:
         return np.where(of_batch >= 1 - 1e-6, 1.0, np.nan) if np.nanmax(of_batch) >= 1 - 1e-6 else None
+    spread = _spread(log)
+    spread = _loss_with_zeros(log) if spread is None else spread
+    if spread is None or not log.grouped:
+        return None
+    return np.where(np.isnan(spread), np.nan, spread == 0)
+
+
+def _spread(log: Log) -> np.ndarray | None:
+    """A logged spread of the rewards or advantages at each step, (N,)."""
     spread = log.metric("reward_std")
     for low, high in (("advantage_min", "advantage_max"), ("score_min", "score_max")):
         lowest, highest = log.metric(low), log.metric(high)
         if spread is None and lowest is not None and highest is not None:
             spread = highest - lowest
-    spread = _loss_with_zeros(log) if spread is None else spread
-    if spread is None or not log.grouped:
-        return None
-    return np.where(np.isnan(spread), np.nan, spread == 0)
+    return spread
+
+
+def _only_the_loss_tells(log: Log) -> bool:
+    """True where zeros of the loss are all that shows equal groups: left-out completions make the same zeros."""
+    of_texts = log.groups is not None and "rewards" in log.groups
+    return (
+        log.logged("zero_std_share") is None
+        and not of_texts
+        and _spread(log) is None
+        and log.metric("loss") is not None
+    )
 
 
 def _loss_with_zeros(log: Log) -> np.ndarray | None:
@@ -130,6 +147,7 @@ def copies(log: Log) -> Finding:
         return absent("This trainer's completions do not lie in groups of one prompt.")
     if same is None:
         equal, seed = equal_groups(log), log.facts.get("request_seed")
+        seed = None if _only_the_loss_tells(log) else seed
         if equal is not None and min(np.nanmean(equal), quarters(equal)[0]) < 0.9:
             return absent("Rewards differ within groups, so completions do.")
         if equal is not None and seed is not None:
@@ -159,11 +177,13 @@ def copies(log: Log) -> Finding:
 
 @rule(explains=("no-learning",))
 def zero_gradient(log: Log) -> Finding:
-    """Which steps had a gradient of zero, and why: `masked`, `copies`, `equal-rewards`, `learning-rate`, `clip`.
+    """Which steps had a gradient of zero, and why: `masked`, `copies`, `equal-rewards`, `learning-rate`, `clip`, `zero-loss`.
 
     How: the gradient norm and the other metrics of the step. With a KL term the gradient is never exactly 0, so the rule also
-    counts steps in which all groups have equal rewards. Equal rewards are a problem only if they fill half of the steps and
-    the reward neither rises nor is at its highest. A rate printed as 0.000 does not count as 0.
+    counts steps in which all groups have equal rewards. Equal rewards are a note below a third of the steps, which is usual,
+    and a problem only if they fill half of them and the reward neither rises nor is at its highest. Where nothing but zeros of
+    the loss shows them, completions may as well be left out of the loss: that is no problem. A rate printed as 0.000 does not
+    count as 0.
     Wrong where: the logged gradient of a step is only that of the last of its micro-steps.
     """
     norm, equal = log.metric("grad_norm"), equal_groups(log)
@@ -184,6 +204,9 @@ def zero_gradient(log: Log) -> Finding:
     # A line of several steps has the gradient of the last one, and a share of equal groups that is a mean over all.
     if cause == "unknown" and equal is not None and not log.each_step and share <= np.nanmean(equal) + 0.25:
         cause = "equal-rewards"
+    if cause == "equal-rewards" and norm is None and _only_the_loss_tells(log):
+        cause = "zero-loss"
+        counts = {cause: counts["equal-rewards"]}
     return _dead(log, dead, cause, counts)
 
 
@@ -297,6 +320,9 @@ _CAUSES = {  # cause -> in words, what to do, the notebook that shows it
     "equal-rewards": (
         "all completions of each group got the same reward",
         "Use prompts for which some completions succeed and some fail, a finer reward, or more generations.", None),
+    "zero-loss": (
+        "the loss is exactly 0, which is all this log shows: groups got equal rewards, or completions were left out of it",
+        "Log grad_norm, frac_reward_zero_std and completions/clipped_ratio, which show which of the two it is.", None),
     "learning-rate": ("the learning rate is 0", "Check learning_rate, the scheduler and its warm-up.", None),
     "clip": ("every token's ratio was clipped", "Lower the learning rate or num_iterations, or raise epsilon.", None),
     "unknown": ("the log does not show why", "Log {}.", None),
@@ -320,6 +346,10 @@ def _dead(log: Log, dead: np.ndarray, cause: str, counts: dict) -> Finding:
     usual = cause == "equal-rewards" or (cause == "unknown" and not log.each_step)
     if severity == PROBLEM and (share < (_HALF if usual else _MANY) or (usual and (chance or rises(reward)))):
         severity = WARNING
+    if cause == "zero-loss":
+        severity = WARNING
+    if cause in ("equal-rewards", "zero-loss") and share < _THIRD:
+        severity = NOTE
     return found(
         severity,
         f"{share:.0%} of the {'steps' if log.each_step else 'logged steps'} {_what(log, dead)}: {words}.",
@@ -355,7 +385,7 @@ def _level(dead: float, reward: np.ndarray, top: float | None) -> tuple[str, str
     if top is not None and top > 0 and dead >= 0.95 * top:
         return ", the highest there is", NOTE
     if top is None and high - dead <= 0.05 * (high - low) and (high > low or high > 0):
-        return ", the highest of the run", WARNING
+        return ", the highest of the run (the log does not say whether more is possible)", WARNING
     return (", the lowest of the run" if dead - low <= 0.05 * (high - low) else ""), PROBLEM
 
 

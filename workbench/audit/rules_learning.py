@@ -5,12 +5,14 @@ import numpy as np
 from ..logs.log import Log
 from .finding import FOUND, NOTE, PROBLEM, WARNING, Finding, absent, found, unknown
 from .rule import rule
+from .rules_reward import tool_failures
 from .trends import (
     LEAST,
     change,
     ends_at_its_best,
     ends_at_the_top,
     highest_reward,
+    nears_its_ceiling,
     quarters,
     reward_of,
     rises,
@@ -31,9 +33,10 @@ def solved(log: Log) -> Finding:
     reward, top = log.metric("reward"), highest_reward(log)
     if reward is None:
         return unknown("Log the reward.")
-    if top is None or top <= 0:
-        return unknown("The largest possible reward is not known.")
     first, last = quarters(reward)
+    if top is None or top <= 0:
+        where = f"The reward ends at {last:.3g}, the highest of the run. " if ends_at_its_best(reward) else ""
+        return unknown(f"{where}The log does not say how large the reward can be.")
     if not ends_at_the_top(log):
         return absent(f"The reward ends at {last:.3g} of at most {top:.3g}.", last=last, highest=top)
     if _is_constant(reward):
@@ -48,7 +51,8 @@ def solved(log: Log) -> Finding:
 def no_learning(log: Log) -> Finding:
     """Whether the reward of a long enough run did not change: a warning, since a flat curve is no proof of a fault.
 
-    How: a 95% interval of the change, from 40 steps on; a constant reward or a rate of 0 is a problem.
+    How: a 95% interval of the change, from 40 steps on; a constant reward or a rate of 0 is a problem. A reward that ends at
+    its largest, or above 0.9 where rewards go from 0 to 1, is none.
     Wrong where: the run is too short for its learning rate.
     """
     reward = log.metric("reward")
@@ -62,6 +66,8 @@ def no_learning(log: Log) -> Finding:
         return unknown(_RELATIVE, f"The mean reward is at most {np.nanmax(np.abs(reward)):.2g}, which is 0, rounded.")
     if ends_at_the_top(log) and not _is_constant(reward):
         return absent("The task is solved.")
+    if nears_its_ceiling(log) and not _is_constant(reward):
+        return absent(f"The reward ends at {quarters(reward)[1]:.3g}, near 1: little is left to learn.")
     changed = change(reward, level=0.95)
     steps = int((~np.isnan(reward)).sum())
     spread = log.metric("reward_std")
@@ -83,7 +89,7 @@ def no_learning(log: Log) -> Finding:
             return absent(f"The reward fell, see collapse: {changed.estimate:+.3g}.", **evidence)
         says = f"The reward did not rise: it {by}, {between} at 95%."
         advice = "Look at the other findings first; else lower the learning rate, or train more seeds to be sure."
-        return found(WARNING, says, advice, cause="falls", evidence=evidence)
+        return found(WARNING, says, _not_where_tools_fail(log, advice), cause="falls", evidence=evidence)
     noise = float(np.std(np.diff(reward[~np.isnan(reward)])) / np.sqrt(2))
     if steps < _SURE or changed.high - changed.low > 3 * noise:
         says = f"The reward {by}; its 95% interval, {between}, holds 0."
@@ -93,7 +99,14 @@ def no_learning(log: Log) -> Finding:
     if _runs_away(log):
         advice = "Do not raise the learning rate: completions grow or are truncated, or the policy drifts. "
         advice += "Lower it, and read completions of the last steps."
+    advice = _not_where_tools_fail(log, advice)
     return found(WARNING, says, advice, evidence=evidence, notebook="05_grpo_docs_example")
+
+
+def _not_where_tools_fail(log: Log, advice: str) -> str:
+    """The advice of a run that does not learn: no learning rate repairs a tool."""
+    failures = tool_failures(log)
+    return failures.advice if failures.verdict == FOUND else advice
 
 
 def _runs_away(log: Log) -> bool:

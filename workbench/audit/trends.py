@@ -47,6 +47,18 @@ def ends_at_the_top(log) -> bool:
     return reward is not None and top is not None and top > 0 and quarters(reward)[1] >= 0.95 * top
 
 
+def nears_its_ceiling(log) -> bool:
+    """Whether little is left to learn as far as a log shows: mean rewards from 0 to 1 that end at 0.9 or more.
+
+    The largest reward is then 1 if the best completion of nearly every step got 1 (verl), or if a step has a mean of 0.95 or
+    more. It is a guess where the settings do not say it, so only the warning that nothing is learned gives way to it.
+    """
+    reward, best = log.metric("reward"), log.metric("score_max")
+    if reward is None or np.nanmin(reward) < 0 or np.nanmax(reward) > 1 + 1e-6 or quarters(reward)[1] < 0.9:
+        return False
+    return bool(np.nanmax(reward) >= 0.95 if best is None else np.nanmean(best == 1) >= 0.9)
+
+
 def ends_at_its_best(reward: np.ndarray) -> bool:
     """Whether the last quarter is at the highest of the run, within 5% of its range: it may be solved."""
     low, high = np.nanmin(reward), np.nanmax(reward)

@@ -65,6 +65,9 @@ NAMES: dict[str, tuple[str, ...]] = {
     "ratio_mean": ("sampling/importance_sampling_ratio/mean",),
     "ratio_max": ("sampling/importance_sampling_ratio/max",),
     "tool_calls": ("tools/call_frequency",),
+    # Shares from 0 to 1: of calls that fail (TRL), of rollouts that end in an error (prime-rl); of valid turns (verl).
+    "tool_failures": ("tools/failure_frequency", "error/mean"),
+    "tool_successes": ("env/ratio_of_valid_action",),
     "eos_tokens": ("val/num_eos_tokens",),
     "episodes": ("episode",),
     "step_time": ("step_time", "timing_s/step", "perf/time_per_step"),

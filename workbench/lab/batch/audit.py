@@ -46,8 +46,8 @@ def _training(audit: RunAudit, expects: Mapping[str, Sequence[str]]) -> dict:
     above_notes = [f for f in audit.findings if f.verdict == FOUND and f.severity != NOTE]
     meant = {rule for rule, patterns in expects.items() if any(fnmatch.fnmatch(name, each) for each in patterns)}
     findings = [_kept(finding, meant) for finding in above_notes]
-    if not findings and audit.without_effect:
-        words = {"title": _WITHOUT_EFFECT, "severity": "warning", "says": f"{audit.without_effect}."}
+    if not findings and audit.what_is_lost:
+        words = {"title": _WITHOUT_EFFECT, "severity": "warning", "says": f"{audit.what_is_lost}."}
         findings = [words | {"advice": "", "because": "", "expected": _WITHOUT_EFFECT in meant}]
     checked = sum(f.verdict != CANNOT_TELL for f in audit.findings)
     about = {"name": name, "steps": audit.steps, "checked": checked, "rules": len(audit.findings)}
