@@ -1,7 +1,9 @@
 """Rules of a user: the page about them, what is refused, and a rule that fails."""
 
+import json
 import re
 
+import numpy as np
 import pytest
 from conftest import ROOT, call
 from made_up import EQUAL, MASKED, STOPPED, log
@@ -99,3 +101,25 @@ def test_own_rules_are_taken_in_python_and_live(tmp_path):
     assert line.startswith("step 1: short: Short. Do: Go on. More: ")
     with pytest.raises(ValueError, match="is no rule; expected a function that `@rule` decorates"):
         audit_run(SICK, rules=[unknown])
+
+
+@pytest.mark.parametrize("suffix", ["log", "jsonl"])
+def test_own_rule_sees_any_series_with_nan_and_missing_apart(suffix, tmp_path):
+    lines = [{"critic/score/mean": n / 9, "critic/odd": n / 2} for n in range(1, 10)]
+    lines[3]["critic/odd"] = float("nan")
+    del lines[5]["critic/odd"]
+    steps = [{"step": n} | line for n, line in enumerate(lines, 1)]
+    text = "\n".join(" - ".join(f"{name}:{value}" for name, value in line.items()) for line in steps)
+    (tmp_path / f"a.{suffix}").write_text(text if suffix == "log" else "\n".join(map(json.dumps, steps)))
+    seen = []
+
+    @rule
+    def odd(log):
+        seen.append(log)
+        return absent("Seen.")
+
+    audit_run(tmp_path / f"a.{suffix}", rules=[odd])
+    series = seen[0].raw("critic/odd")
+    assert list(series.index) == [1, 2, 3, 4, 5, 7, 8, 9]
+    assert list(np.isnan(series)) == [False, False, False, True, False, False, False, False]
+    assert seen[0].raw("critic/absent") is None and seen[0].raw("critic/score/mean")[9] == 1.0

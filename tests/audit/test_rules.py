@@ -17,7 +17,7 @@ from workbench.audit.rules_ends import added_token, masked_stops, never_stops, r
 from workbench.audit.rules_gradient import copies, false_zero_std, lost_updates, wasted_groups, zero_gradient
 from workbench.audit.rules_learning import collapse, kl_runaway, length_runaway, no_learning, solved, spikes
 from workbench.audit.rules_reward import dead_rewards, reward_parts, tool_failures
-from workbench.audit.rules_sampler import mismatch, padding_positions, stale_sampler
+from workbench.audit.rules_sampler import lost_to_correction, mismatch, padding_positions, stale_sampler
 from workbench.curves.documented import load_baseline
 
 PUBLISHED = np.repeat(load_baseline("unsloth-llama3.1-8b-gsm8k-grpo").curve().y, 5)  # a point is the mean of five steps
@@ -59,6 +59,8 @@ CASES = [
     (false_zero_std, log(zero_std_share=0.0, grad_norm=np.arange(60) % 2, learning_rate=1e-5, clipped_ratio=0.1),
      log(zero_std_share=np.arange(60) % 2, grad_norm=0.3, learning_rate=1e-5, clipped_ratio=0.1),
      log(zero_std_share=0.0, grad_norm=0.0, learning_rate=1e-5, clipped_ratio=0.1)),
+    (lost_to_correction, log(ratio_mean=0.1, logp_difference=0.01), log(ratio_mean=0.98, logp_difference=0.01),
+     log(reward=flat)),
     (tool_failures, log(tool_failures=0.4, tool_calls=2.0, reward=flat),
      log(tool_failures=0.01, tool_calls=2.0, reward=flat), log(reward=flat)),
     (dead_rewards, log(**{"rewards/match": 0.0, "rewards/format": rising}),

@@ -6,13 +6,15 @@ import json
 import numpy as np
 import pytest
 from made_up import flat, log, rising
+from tensorboard_files import write_events
 
 from workbench.audit.check import check
 from workbench.audit.rules_data import log_damage
 from workbench.audit.rules_ends import never_stops
 from workbench.audit.rules_gradient import wasted_groups, zero_gradient
-from workbench.audit.rules_learning import no_learning
+from workbench.audit.rules_learning import no_learning, spikes
 from workbench.audit.rules_reward import dead_rewards
+from workbench.audit.rules_sampler import lost_to_correction
 from workbench.logs.names import PART
 from workbench.logs.read import read
 
@@ -125,23 +127,58 @@ def lines_as_json(text):
         ("critic__vf_loss", 60, "problem"),
         ("critic__grad_norm", 60, "problem"),
         ("critic__grad_norm", 45, "problem"),
+        ("critic__vf_loss", 20, "problem"),
+        ("critic__vf_loss", 1, "note"),
         ("critic__kl", 60, "warning"),
         ("actor__explained", 60, "note"),
         ("actor__explained", 45, "note"),
-        ("actor__explained", 5, ""),
+        ("actor__explained", 5, "note"),
+        ("actor__explained", 0, ""),
     ],
 )
-def test_a_series_that_is_no_number_in_most_steps_is_named(tmp_path, suffix, name, count, severity):
+def test_a_series_that_is_no_number_in_some_steps_is_named(tmp_path, suffix, name, count, severity):
     text = verl_lines(**{name: count})
     (tmp_path / f"a.{suffix}").write_text(text if suffix == "log" else lines_as_json(text))
     finding = log_damage(read(tmp_path / f"a.{suffix}"))
     if not severity:
         assert finding.verdict == "not found"
         return
-    steps = "any step" if count == 60 else "45 of 60 steps"
+    steps = "any step" if count == 60 else f"the last {count} of 60 steps"
     said = "kl" if "kl" in name else name.replace("__", "/")
     assert (finding.severity, finding.cause) == (severity, "not-finite")
     assert finding.says.startswith(f"{said} is no finite number in {steps}")
+
+
+def test_nan_in_tensorboard_and_in_a_notebook_is_named(tmp_path):
+    rows = [{"step": n, "reward": n / 9, "critic/vf_loss": float("nan") if n > 3 else 0.1} for n in range(1, 10)]
+    write_events(tmp_path / "events.out.tfevents.1", rows)
+    head = "".join(f"<th>{name}</th>" for name in rows[0])
+    body = "".join("<tr>" + "".join(f"<td>{value}</td>" for value in row.values()) + "</tr>" for row in rows)
+    page = {"data": {"text/html": f"<table><tr>{head}</tr>{body}</table>"}}
+    cells = [{"cell_type": "code", "source": "", "outputs": [page]}]
+    (tmp_path / "a.ipynb").write_text(json.dumps({"cells": cells}))
+    for name in ("events.out.tfevents.1", "a.ipynb"):
+        finding = log_damage(read(tmp_path / name))
+        assert finding.severity == "problem", name
+        assert finding.says.startswith("critic/vf_loss is no finite number in the last 6 of 9 steps"), name
+
+
+@pytest.mark.parametrize("norm, cause", [(3e9, "always"), (8.0, None)])
+def test_a_gradient_norm_that_is_absurd_throughout_is_named(norm, cause):
+    found = spikes(log(12, reward=flat, grad_norm=norm))
+    assert (found.cause or None) == cause
+    assert cause is None or (found.severity, found.verdict) == ("warning", "found")
+
+
+def test_a_correction_that_takes_most_of_the_gradient_is_named():
+    ratios = np.tile([0.003, 0.26, 0.1], 4)
+    found = lost_to_correction(log(12, reward=flat, ratio_mean=ratios, logp_difference=0.01))
+    assert (found.verdict, found.severity) == ("found", "warning")
+    assert "takes 88% of the gradient" in found.says and "0.003 in the lowest step" in found.says
+    healthy = log(
+        12, reward=flat, ratio_mean=np.where(ratios == 0.1, 0.0, 0.97), logp_difference=ratios * (ratios != 0.1)
+    )
+    assert lost_to_correction(healthy).verdict == "not found"
 
 
 # --- the share of equal groups where it is of the batch ------------------------------------------------------------------

@@ -3,6 +3,9 @@
 from pathlib import Path
 
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+from tensorboard.compat.proto.event_pb2 import Event
+from tensorboard.compat.proto.summary_pb2 import Summary
+from tensorboard.summary.writer.event_file_writer import EventFileWriter
 
 
 def tensorboard_scalars(folder: Path) -> dict[str, dict[int, float]]:
@@ -13,3 +16,16 @@ def tensorboard_scalars(folder: Path) -> dict[str, dict[int, float]]:
         for name in events.Tags()["scalars"]:
             scalars.setdefault(name, {}).update({event.step: event.value for event in events.Scalars(name)})
     return scalars
+
+
+def write_events(path: Path, rows: list[dict]) -> None:
+    """Scalars as TensorBoard's own writer stores them, a row a step."""
+    writer = EventFileWriter(str(path.parent))
+    for row in rows:
+        for name, value in row.items():
+            if name != "step":
+                summary = Summary(value=[Summary.Value(tag=name, simple_value=value)])
+                writer.add_event(Event(step=row["step"], wall_time=float(row["step"]), summary=summary))
+    writer.close()
+    (written,) = (file for file in path.parent.glob("events.*") if file != path)
+    written.rename(path)

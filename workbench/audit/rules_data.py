@@ -23,9 +23,9 @@ _OFTEN = 0.05  # share of steps; fp16 skips a step now and then
 def log_damage(log: Log) -> Finding:
     """Whether steps are missing, twice or out of order, two runs share the file, or something could not be read.
 
-    How: step numbers, or epochs where a console log has none; metrics that stop being numbers, or are no numbers in most steps.
-    That is a problem where they are losses, gradients or rewards. Of another metric it is a warning, or a note where its name
-    is not known. A CSV, a notebook's table and TensorBoard events do not show whether a number is missing or was NaN.
+    How: step numbers, or epochs where a console log has none; any series that is NaN or infinite in some step. That is a
+    problem where it is a loss, a gradient or a reward, also one of a critic, in 5% of the steps or more. Of another metric it
+    is a warning, or a note where its name is not known. A CSV does not show whether a number is missing or was NaN.
     Wrong where: a log was thinned on purpose at uneven distances: its steps count as missing.
     """
     order = np.array(log.order)
@@ -49,11 +49,11 @@ def log_damage(log: Log) -> Finding:
         advice = "Go back to a checkpoint before the first of these steps; lower the learning rate, or train in bf16 or fp32."
         return _damaged(log, PROBLEM, "not-finite", says, advice, steps=log.at(lost[name]))
     never = [d for d in broken if _NEVER in d]
-    vital = [d for d in never if _is_vital(d.partition(_NEVER)[0])]
+    vital = [d for d in never if _is_vital(d.partition(_NEVER)[0]) and _is_often(d)]
     if vital:  # an engine may not compute the others
         others = [d for d in never if d not in vital]
         from_the_start = any(d.endswith("any step") for d in vital)
-        when = "were lost before the first step ended" if from_the_start else "may be lost"
+        when = "were lost before the first step ended" if from_the_start else "may be lost from there on"
         says = f"{_joined([*vital, *others])}: the weights {when}, or the metric is wrong."
         advice = "Compute one loss by hand in fp32; lower the learning rate, or train in bf16 or fp32."
         return _damaged(log, PROBLEM, "not-finite", says, advice)
@@ -62,7 +62,7 @@ def log_damage(log: Log) -> Finding:
     wrong += [f"steps are out of order at {len(back)} places"] * bool(len(back))
     wrong += [f"steps are missing after {', '.join(map(str, gaps[:5]))}"] * bool(gaps) + broken
     if not wrong and never:
-        known = any(canonical([d.partition(_NEVER)[0]]) for d in never)
+        known = any(canonical([d.partition(_NEVER)[0]]) and _is_often(d) for d in never)
         advice = "Look at how this metric is computed: a mean of nothing and a division by 0 are no numbers either."
         return _damaged(log, WARNING if known else NOTE, "not-finite", f"{_joined(never)}.", advice)
     wrong += never
@@ -76,6 +76,12 @@ def log_damage(log: Log) -> Finding:
     if any("is no number" in text for text in broken):
         advice += " A gradient that overflowed is often written as null."
     return _damaged(log, WARNING, cause, "; ".join(wrong) + ".", advice)
+
+
+def _is_often(sentence: str) -> bool:
+    """True where a series is no finite number in 5% of its steps or more."""
+    counts = re.search(r"(\d+) of (\d+) steps$", sentence)
+    return counts is None or int(counts[1]) >= _OFTEN * int(counts[2])
 
 
 def _is_vital(name: str) -> bool:

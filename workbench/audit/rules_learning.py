@@ -20,6 +20,7 @@ from .trends import (
 )
 
 _SURE = 40  # steps from which a flat reward says something
+_ABSURD = 1e4  # of a gradient norm
 _RELATIVE = "Log the reward before the trainer centres it within its batch, or evaluate checkpoints."
 
 
@@ -229,9 +230,20 @@ def kl_runaway(log: Log) -> Finding:
 def spikes(log: Log) -> Finding:
     """Steps whose gradient norm or KL is a hundred times the usual one: a note, since gradients are clipped and runs recover.
 
-    How: steps a hundred times above the median, and above 10.
-    Wrong where: the usual value is nearly 0, as at the start of a warm-up.
+    How: steps a hundred times above the median, and above 10. A gradient norm of 10,000 and more in the median is a warning: no
+    step stands out, because all are.
+    Wrong where: the usual value is nearly 0, as at the start of a warm-up; or a loss is a sum over tokens and has such a norm.
     """
+    norm = log.metric("grad_norm")
+    if norm is not None and np.nanmedian(norm) >= _ABSURD:
+        where = np.nan_to_num(norm) >= _ABSURD
+        share = f"{_ABSURD:.0g} or more in {where.mean():.0%} of the steps"
+        says = f"The gradient norm is {np.nanmedian(norm):.2g} in the median, and {share}. Clipping to max_grad_norm leaves "
+        says += "such a gradient its direction alone, if it has one."
+        advice = "Compute the loss of one step by hand: look for ratios of log-probs that overflow, a divisor of nearly 0, and "
+        advice += "rewards or advantages that are not scaled."
+        evidence = {"median gradient norm": float(np.nanmedian(norm))}
+        return found(WARNING, says, advice, cause="always", steps=log.at(where), evidence=evidence)
     far = {}
     for name in ("grad_norm", "kl"):
         values = log.metric(name)

@@ -12,6 +12,7 @@ from .trends import change, quarters
 # Mean |log-prob difference| of a token that arithmetic explains; bf16: about 0.012 is reported (trl #4772).
 ROUNDING_NATS = {"float32": 0.005, "float16": 0.02, "bfloat16": 0.05}
 _DRIFT = 0.02
+_MOST_OF_IT = 0.5  # of the gradient
 # Their positions are learned vectors: a token's place in a padded row changes its logits.
 LEARNED_POSITIONS = {"gpt2", "gpt_neo", "gpt_bigcode", "openai-gpt"}
 _PASS_POSITIONS = ("verl", "PPO")
@@ -142,6 +143,37 @@ def _apart(log: Log, cause: str, difference: np.ndarray, bound: float, evidence:
     severity = PROBLEM if mean > 2 * bound else severity
     where = log.at(np.nan_to_num(difference) > (bound if mean > bound else 1e-3))
     return found(severity, says, advice, cause=cause, steps=where, evidence=evidence)
+
+
+@rule(needs=LOG_PROBS, explains=("no-learning",))
+def lost_to_correction(log: Log) -> Finding:
+    """Whether the correction for the sampler's log-probs takes most of the gradient.
+
+    How: the mean importance ratio, by which the loss of a token or completion is multiplied. A warning where it is below a half
+    in the mean of three steps or more. Steps without a token to compare do not count.
+    Wrong where: a trainer logs the ratios before it scales them up again.
+    """
+    ratio, difference = log.metric("ratio_mean"), log.metric("logp_difference")
+    if ratio is None:
+        return unknown(
+            "Log sampling/importance_sampling_ratio/mean (TRL with vLLM and importance sampling correction does)."
+        )
+    nothing = np.zeros(len(ratio), bool) if difference is None else np.nan_to_num(difference) == 0
+    compared = ~np.isnan(ratio) & ~(nothing & (ratio == 0))
+    if compared.sum() < 3:
+        return unknown("Log more steps with a token to compare.")
+    mean, lowest = float(ratio[compared].mean()), float(ratio[compared].min())
+    evidence = {"mean importance ratio": mean, "lowest of a step": lowest}
+    if mean >= _MOST_OF_IT:
+        return absent(f"The mean importance ratio is {mean:.2g}.", **evidence)
+    says = f"The correction for the sampler's log-probs takes {1 - mean:.0%} of the gradient: the importance ratio is "
+    says += f"{mean:.2g} in the mean, {lowest:.2g} in the lowest step."
+    advice = "Find out why sampler and scorer differ (see mismatch). Ratios of whole completions are products over all tokens, "
+    advice += (
+        "so small differences do this to long ones: vllm_importance_sampling_mode='token_truncate' corrects each token."
+    )
+    where = log.at(compared & (np.nan_to_num(ratio, nan=1.0) < _MOST_OF_IT))
+    return found(WARNING, says, advice, steps=where, evidence=evidence, cost={"share of the gradient": 1 - mean})
 
 
 @rule(needs=MODEL_FILES, explains=("mismatch",), at_once=True, notebook="03_position_ids_and_padding")

@@ -16,7 +16,7 @@ from ..errors import MissingDependencyError, RunError
 from ..runs.files import open_plain
 from .names import RUN_NAMES, canonical, of_reinforcement_learning, plain
 from .printed import printed
-from .rows import LONGEST_LINE, Found, blocks_of, flat_row, lines_of, steps_of, unusable_as_error
+from .rows import LONGEST_LINE, Found, blocks_of, flat_row, lines_of, steps_of, unusable_as_error, what_is_lost
 from .settings import of_sources
 
 _LARGEST = {"CSV": 512_000_000, "JSON": 100_000_000}  # bytes
@@ -293,6 +293,7 @@ def _html_steps(page: str) -> list[pd.DataFrame]:
         head, body = (texts or [[]])[0], [row for row in texts[1:] if len(row) == len(texts[0])]
         if body and of_reinforcement_learning(head):
             found.append(pd.DataFrame(body, columns=head))
+            found[-1].attrs |= what_is_lost([dict(zip(head, row, strict=True)) for row in body])
     return found
 
 
@@ -372,4 +373,7 @@ def read_tensorboard(path: Path, source: str = "") -> pd.DataFrame:
                 row |= {"elapsed_s": event.wall_time - events[0].wall_time, value.tag: float(number)}
     if not rows:
         raise RunError(f"{source}: no scalars in it; expected a TensorBoard file, whose name contains tfevents")
-    return pd.DataFrame(rows.values()).sort_values("step", ignore_index=True)
+    ordered = [rows[step] for step in sorted(rows)]
+    table = pd.DataFrame(ordered)
+    table.attrs |= what_is_lost(ordered)
+    return table

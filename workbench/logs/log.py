@@ -32,6 +32,8 @@ class Log:
             `tokenizer_ids`, `tokenizer_file`, `model_type`, `dtype`, `trainer`, ...
         damage: a sentence for each thing that could not be read.
         notes: a sentence for each thing that was left out on purpose.
+        lines: the columns of the file under their own names, a row a line; see `raw`.
+        step_of_line: the step of each row of `lines` that logs one.
         disputed: metrics that a finding contradicts; `metric` no longer gives them.
         findings: what rules of the audit have found in it.
     """
@@ -44,6 +46,8 @@ class Log:
     facts: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     damage: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
+    lines: pd.DataFrame | None = dataclasses.field(default=None, repr=False)
+    step_of_line: pd.Series | None = dataclasses.field(default=None, repr=False)
     disputed: frozenset[str] = frozenset()
     findings: dict[Any, Any] = dataclasses.field(default_factory=dict, init=False, repr=False)
 
@@ -54,6 +58,22 @@ class Log:
     def logged(self, name: str) -> np.ndarray | None:
         """A metric as it was logged, true or not."""
         return self._metrics.get(name)
+
+    def raw(self, name: str) -> pd.Series | None:
+        """A series of the file under its own name, such as `critic/vf_loss`: step -> the number that was logged, or None.
+
+        A step without the series is not in it, while a NaN or an infinite number in it was logged as one. A table of CSV has no
+        such difference: there an empty cell and a NaN are both missing. Of logs with more than 5,000 lines only the series
+        that have a name in `names.NAMES` are kept.
+        """
+        if self.lines is None or self.step_of_line is None or name not in self.lines:
+            return None
+        column = self.lines[name].reindex(self.step_of_line.index)
+        numbers = pd.to_numeric(column, errors="coerce").astype(float)
+        not_finite = self.lines.attrs.get("rows", {}).get(name, ())
+        logged = numbers.notna() | column.index.isin(list(not_finite))
+        series = pd.Series(numbers[logged].to_numpy(), index=self.step_of_line[logged].to_numpy(), name=name)
+        return series if len(series) else None
 
     @cached_property
     def _metrics(self) -> dict[str, np.ndarray]:

@@ -62,7 +62,7 @@ NAMES: dict[str, tuple[str, ...]] = {
     "mismatch_kl": ("mismatch_kl/all/mean", "mismatch_kl/mean", "optim/kl_sample_train_v1", "gen_kl_error",
                     "generation_kl_error"),
     "ratio_min": ("sampling/importance_sampling_ratio/min",),
-    "ratio_mean": ("sampling/importance_sampling_ratio/mean",),
+    "ratio_mean": ("sampling/importance_sampling_ratio/mean", "rollout_corr/rollout_is_mean", "mismatch/rollout_is_mean"),
     "ratio_max": ("sampling/importance_sampling_ratio/max",),
     "tool_calls": ("tools/call_frequency",),
     # Shares from 0 to 1: of calls that fail (TRL), of rollouts that end in an error (prime-rl); of valid turns (verl).
@@ -168,15 +168,15 @@ def reward_columns(columns: Iterable) -> dict[str, str]:
     return {m[1]: c for c, m in found.items() if m and str(c) not in known and not m[1].endswith(("/std", "/ std"))}
 
 
-def steps_table(raw: pd.DataFrame, source: str) -> tuple[pd.DataFrame, tuple[float, ...], list[str]]:
+def steps_table(raw: pd.DataFrame, source: str) -> tuple[pd.DataFrame, pd.Series, list[str]]:
     """The steps of a log under canonical names, in order and each once.
 
-    Also the step numbers as they stood, and a sentence for each thing that is wrong with the values.
+    Also the step of each row that logs one, as they stood, and a sentence for each thing that is wrong with the values.
 
     Example:
         >>> table, order, damage = steps_table(pd.DataFrame({"global_step": [2, 1], "train/reward": ["0.5", 1]}), "a.csv")
-        >>> table.to_dict("list"), order, damage
-        ({'step': [1.0, 2.0], 'reward': [1.0, 0.5]}, (2.0, 1.0), [])
+        >>> table.to_dict("list"), list(order), damage
+        ({'step': [1.0, 2.0], 'reward': [1.0, 0.5]}, [2.0, 1.0], [])
     """
     raw = raw.rename(columns=str)
     known = canonical(raw.columns)
@@ -208,7 +208,7 @@ def steps_table(raw: pd.DataFrame, source: str) -> tuple[pd.DataFrame, tuple[flo
     table = _with_shares(table.replace([np.inf, -np.inf], np.nan) if np.isinf(table.to_numpy()).any() else table)
     if counted and "epoch" in table:
         table["step"] = _counted(table["epoch"].ffill())
-    order = tuple(table["step"])
+    order = table["step"].copy()
     if not (table["step"].is_unique and table["step"].is_monotonic_increasing):
         table = table.groupby(
             "step", as_index=False

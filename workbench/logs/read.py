@@ -278,7 +278,8 @@ def _log(
         known |= {"lines_counted": True} if any(COUNTED in sentence for sentence in wrong) else {}
     known |= {**of_scripts(source.parent), **run.settings, **(facts or {})}
     name += f": {run.label}" * bool(run.label)
-    return Log(name, run.kind, steps, order, completions, known, (*run.damage, *damage, *wrong), notes=tuple(run.notes))
+    damage = (*run.damage, *damage, *wrong)
+    return Log(name, run.kind, steps, tuple(order), completions, known, damage, tuple(run.notes), run.table, order)
 
 
 def _of_batch(table: pd.DataFrame) -> bool:

@@ -31,6 +31,7 @@ _WARM_UP = 8  # steps
 _ROWS = 5_000  # of JSON that are objects at a time
 _MOST_KINDS = 1_000  # sets of names of one log
 _NUMBERS = ("loss", "grad_norm", "reward", "entropy", "kl")
+_COUNTED = ("loss", "grad_norm", "reward")  # whose steps without a finite number `names.steps_table` counts
 _NESTED = ("data", "metrics", "logs")  # where verl's file logger and others put the metrics of a line
 
 
@@ -77,32 +78,59 @@ def _kind(names: tuple[str, ...]) -> str:
     return "summary" if summary else "evaluation" if evaluation else "step"
 
 
+class Lost(dict):
+    """Column -> the labels of its rows whose value was logged and is no finite number; a table keeps it as `attrs["rows"]`."""
+
+    def __deepcopy__(self, memo) -> "Lost":
+        return self  # pandas copies `attrs` with each operation on a table
+
+
 def steps_of(rows: Iterable[dict]) -> pd.DataFrame:
     """The rows of steps: the closing summary is none, and evaluations are none where there are others.
 
-    In a log of more than `_ROWS` rows, numbers that nobody asks for are left out.
+    In a log of more than `_ROWS` rows, numbers that nobody asks for are left out. `attrs["lost"]` of the table is a sentence
+    for each series with values that are not finite, `attrs["rows"]` says where they are.
     """
     parts: list[pd.DataFrame] = []
     rows, logged = iter(rows), dict[str, list]()
-    finite, lost = Counter[str](), Counter[str]()
+    counts, lost, since, seen = Counter[str](), Lost(), Counter[str](), 0
     while block := list(islice(rows, _ROWS)):
         kinds = [_kind(tuple(row)) for row in block]
         wanted = "step" if parts or "step" in kinds else "evaluation"
         kept = [row for row, kind in zip(block, kinds, strict=True) if kind == wanted]
         table = pd.DataFrame(kept)
-        for row in kept:
+        for number, row in enumerate(kept, seen):
             for column, value in row.items():
                 if isinstance(value, int | float):
-                    (finite if _is_finite(value) else lost)[column] += 1
+                    counts[column] += 1
+                    if not _is_finite(value):
+                        lost.setdefault(column, array("l")).append(number)
+                        since[column] += 1
+                    elif column in since:
+                        since[column] = 0
         for column, name in canonical(map(str, table.columns)).items():
             if name in _NUMBERS and not any(map(_is_finite, values := logged.setdefault(name, []))):
                 values.extend(row[column] for row in kept if column in row)
         if kept:
             whole = len(block) < _ROWS and not parts
             parts.append(table if whole else table[[c for c in table if _is_kept(table[c])]])
+            seen += len(kept)
     table = pd.concat(parts, ignore_index=True) if parts else pd.DataFrame()
-    table.attrs["lost"] = _lost(logged) + _lost_series(lost, finite + lost)
+    table.attrs["lost"] = _sentences(logged, lost, counts, since)
+    table.attrs["rows"] = lost
     return table
+
+
+def what_is_lost(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """The `attrs` of `steps_of` for rows that all are steps, whose values may be text: words are not logged, `nan` is."""
+    numbers = []
+    for row in rows:
+        numbers.append({})
+        for name, value in row.items():
+            with contextlib.suppress(TypeError, ValueError):
+                numbers[-1][name] = float(value)
+    table = steps_of(numbers)
+    return dict(table.attrs) if len(table) == len(rows) else {}
 
 
 def _is_kept(column: pd.Series) -> bool:
@@ -110,11 +138,30 @@ def _is_kept(column: pd.Series) -> bool:
     return is_asked_for(name) or plain(name) in RUN_NAMES or not is_numeric_dtype(column)
 
 
+class _Part:
+    """The rows of a console log that have the same names."""
+
+    def __init__(self, names: tuple[str, ...]) -> None:
+        self.asked = [i for i, name in enumerate(names) if is_asked_for(name)]
+        self.others = [i for i, name in enumerate(names) if i not in self.asked and plain(name) not in RUN_NAMES]
+        self.at, self.numbers, self.more = array("l"), array("d"), array("d")
+        self.lost: dict[str, list[int]] = {}
+
+    def table(self, names: tuple[str, ...]) -> pd.DataFrame:
+        """A row a line, labelled by its place in the log."""
+        numbers = np.frombuffer(self.numbers).reshape(len(self.at), -1)
+        asked = pd.DataFrame(numbers, index=self.at, columns=[names[i] for i in self.asked])
+        if not self.others:
+            return asked
+        more = np.frombuffer(self.more).reshape(len(self.at), -1)
+        return asked.join(pd.DataFrame(more, index=self.at, columns=[names[i] for i in self.others]))
+
+
 class Rows:
-    """The steps that a console log shows, 8 bytes a number; columns that nobody asks for are left out."""
+    """The steps that a console log shows, 8 bytes a number; of many steps, columns that nobody asks for are left out."""
 
     def __init__(self) -> None:
-        self._parts: dict[tuple[str, ...], tuple[list[int], array, array, Counter[str]]] = {}
+        self._parts: dict[tuple[str, ...], _Part] = {}
         self.count = 0
 
     def add(self, row: Mapping[str, float]) -> None:
@@ -123,17 +170,22 @@ class Rows:
         if (part := self._parts.get(names)) is None:
             if len(self._parts) >= _MOST_KINDS:
                 return
-            part = ([i for i, name in enumerate(names) if is_asked_for(name)], array("l"), array("d"), Counter())
-            self._parts[names] = part
-        chosen, at, numbers, lost = part
-        if not chosen:
+            part = self._parts[names] = _Part(names)
+            part.others = part.others if self.count < _ROWS else []
+        if not part.asked:
             return
         values = list(row.values())
         if not math.isfinite(sum(values)):
-            lost.update(name for name, value in row.items() if not math.isfinite(value))
-        at.append(self.count)
-        numbers.extend([values[i] for i in chosen])
+            for name, value in row.items():
+                if not math.isfinite(value):
+                    part.lost.setdefault(name, []).append(self.count)
+        part.at.append(self.count)
+        part.numbers.extend([values[i] for i in part.asked])
+        part.more.extend([values[i] for i in part.others])
         self.count += 1
+        if self.count == _ROWS:
+            for part in self._parts.values():
+                part.others, part.more = [], array("d")
 
     def table(self, *, least: int = 1) -> pd.DataFrame:
         """The rows of steps, as `steps_of`, of which at least some have the same names.
@@ -143,22 +195,32 @@ class Rows:
         kept = {
             names: part
             for names, part in self._parts.items()
-            if len(part[1]) >= least and part[0] and _kind(names) != "summary"
+            if len(part.at) >= least and part.asked and _kind(names) != "summary"
         }
         for wanted in (lambda names: _kind(names) == "step", lambda names: "epoch" in names):
             kept = {names: part for names, part in kept.items() if wanted(names)} or kept
-        parts = [
-            pd.DataFrame(np.frombuffer(numbers).reshape(len(at), -1), index=at, columns=[names[i] for i in chosen])
-            for names, (chosen, at, numbers, _) in kept.items()
-        ]
+        parts = [part.table(names) for names, part in kept.items()]
         table = _joined(parts)
         known = canonical(table.columns)
         logged = {name: [p[column] for p in parts if column in p] for column, name in known.items() if name in _NUMBERS}
-        lost = sum((part[3] for part in kept.values()), Counter[str]())
-        counts = Counter({name: sum(len(part[1]) for names, part in kept.items() if name in names) for name in lost})
-        table.attrs["lost"] = _lost({name: pd.concat(several).sort_index() for name, several in logged.items()})
-        table.attrs["lost"] += _lost_series(lost, counts)
+        lost, counts, since = Lost(), Counter[str](), Counter[str]()
+        for name in dict.fromkeys(name for part in kept.values() for name in part.lost):
+            of_name = [part for names, part in kept.items() if name in names]
+            lost[name] = sorted(row for part in of_name for row in part.lost.get(name, ()))
+            there = sorted(row for part in of_name for row in part.at)
+            counts[name], gone = len(there), set(lost[name])
+            since[name] = next((n for n, row in enumerate(reversed(there)) if row not in gone), len(there))
+        values = {name: pd.concat(several).sort_index() for name, several in logged.items()}
+        table.attrs["lost"] = _sentences(values, lost, counts, since)
+        table.attrs["rows"] = lost if len(table) == sum(map(len, parts)) else _of_steps(lost, parts, table)
         return table
+
+
+def _of_steps(lost: Lost, parts: Sequence[pd.DataFrame], table: pd.DataFrame) -> Lost:
+    """The labels of rows where the rows of one step were joined."""
+    step_of = pd.concat([part["step"] for part in parts])
+    label_of = {step: label for label, step in table["step"].items()}
+    return Lost({name: [label_of[s] for s in step_of[list(rows)] if s in label_of] for name, rows in lost.items()})
 
 
 def _joined(parts: Sequence[pd.DataFrame]) -> pd.DataFrame:
@@ -188,15 +250,21 @@ def _lost(values: Mapping[str, Sequence]) -> list[str]:
     return gone
 
 
-def _lost_series(lost: Mapping[str, int], logged: Mapping[str, int]) -> list[str]:
-    """A sentence for each other series, under the log's own name, that is no finite number in most steps that have it."""
+def _sentences(
+    values: Mapping[str, Sequence], lost: Mapping[str, Sequence], logged: Mapping[str, int], since: Mapping[str, int]
+) -> list[str]:
+    """A sentence for each series that is no finite number in some steps that have it; one that is not known has its own name.
+
+    `values` are those of `_NUMBERS`, `logged` counts the rows of each series, `since` those at its end that are not finite.
+    """
+    sentences = _lost(values)
+    said = {sentence.partition(" ")[0] for sentence in sentences}
     asked = canonical(logged)
-    sentences = []
-    for name, count in sorted(lost.items()):
-        whole = logged[name]
-        if asked.get(name) in _NUMBERS or whole < 2 or count <= whole / 2:
+    for name, rows in sorted(lost.items()):
+        count, whole = len(rows), logged[name]
+        if whole < 2 or asked.get(name) in (*said, *(_NUMBERS if count == whole else _COUNTED)):
             continue
-        steps = "any step" if count == whole else f"{count} of {whole} steps"
+        steps = "any step" if count == whole else f"{'the last ' * (since[name] == count)}{count} of {whole} steps"
         sentences.append(f"{name} is no finite number in {steps}")
     return sentences
 

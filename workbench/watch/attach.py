@@ -17,6 +17,7 @@ from ..errors import ParameterError
 from ..logs.completions import completions_table
 from ..logs.log import Log
 from ..logs.names import steps_table
+from ..logs.rows import steps_of
 from ..logs.settings import facts_of
 from ..replay.report import StepReport, stage_names
 from ..runs.files import WATCHED
@@ -50,9 +51,11 @@ class Warnings:
             return []
         if not self._facts:
             self._facts = facts_of(self._folder)[0]
-        steps, order, damage = steps_table(pd.DataFrame(lines), str(self._folder))
+        table = steps_of(lines)
+        steps, order, damage = steps_table(table, str(self._folder))
+        damage = [*table.attrs["lost"], *damage]
         rows = completions_table(completions) if len(completions) else None
-        log = Log(str(self._folder), "live", steps, order, rows, self._facts, tuple(damage))
+        log = Log(str(self._folder), "live", steps, tuple(order), rows, self._facts, tuple(damage), (), table, order)
         found = {f.rule: f for f in check(log, self._own) if f.verdict == FOUND and f.severity != NOTE}
         certain = {f.rule for f in found.values() if f.by.at_once}
         if len(steps) >= self._next:
