@@ -150,17 +150,25 @@ def _parser() -> argparse.ArgumentParser:
 
     audit = command(_audit, of_runs=False)
     audit.add_argument("paths", nargs="+", type=Path, metavar="PATH", help="folder or log of any run; - reads stdin")
-    audit.add_argument("--model", metavar="MODEL", help="folder or hub id of the model, if PATH has no config.json")
-    audit.add_argument("--limit", type=int, metavar="N", help="max_completion_length of the run")
-    audit.add_argument("--stop", action="append", default=[], metavar="STRING", help="a stop string of the run")
-    setting = "a setting of the run, by TRL's name"
-    audit.add_argument("--set", action="append", default=[], metavar="NAME=VALUE", help=setting)
-    audit.add_argument("--baseline", metavar="NAME", help="documented run to compare the reward with")
-    own = "Python file with your own rules; it is executed, so name only a file that you trust"
-    audit.add_argument("--rules", type=Path, metavar="FILE", help=own)
+    _add_audit_options(audit)
+    severity = "least severity that makes the exit code 1: problem (default) or warning"
+    audit.add_argument("--fail-on", choices=("problem", "warning"), default="problem", help=severity)
     form = audit.add_mutually_exclusive_group()
     form.add_argument("--brief", action="store_true", help="one line a run, with only its worst finding")
     form.add_argument("--json", action="store_true", help="one JSON object a run")
+    form.add_argument(
+        "--sarif", action="store_true", help="one SARIF 2.1.0 document, as CI systems and editors read it"
+    )
+
+    watch = command(_watch, of_runs=False)
+    watch.add_argument(
+        "path", type=Path, metavar="LOGFILE", help="log that grows, or its folder; it need not exist yet"
+    )
+    stop = "end with exit code 1 at the first problem, or warning (default: go on)"
+    watch.add_argument("--until", choices=("problem", "warning"), help=stop)
+    watch.add_argument("--every", type=float, default=10, metavar="SECONDS", help="between two looks (default 10)")
+    watch.add_argument("--pid", type=int, metavar="N", help="end with process N, after a last audit of the whole log")
+    _add_audit_options(watch)
 
     pays = command(_reward_report, of_runs=False)
     recorded = "folder or file of recorded completions with rewards"
@@ -201,6 +209,17 @@ def _parser() -> argparse.ArgumentParser:
     )
     doctor.add_argument("--args", type=Path, metavar="FILE", dest="arguments", help=arguments)
     return parser
+
+
+def _add_audit_options(audit: argparse.ArgumentParser) -> None:
+    audit.add_argument("--model", metavar="MODEL", help="folder or hub id of the model, if PATH has no config.json")
+    audit.add_argument("--limit", type=int, metavar="N", help="max_completion_length of the run")
+    audit.add_argument("--stop", action="append", default=[], metavar="STRING", help="a stop string of the run")
+    setting = "a setting of the run, by TRL's name"
+    audit.add_argument("--set", action="append", default=[], metavar="NAME=VALUE", help=setting)
+    audit.add_argument("--baseline", metavar="NAME", help="documented run to compare the reward with")
+    own = "Python file with your own rules; it is executed, so name only a file that you trust"
+    audit.add_argument("--rules", type=Path, metavar="FILE", help=own)
 
 
 def _add_page_options(parser: argparse.ArgumentParser, what: str) -> None:
@@ -533,8 +552,34 @@ def _audit(args) -> int:
     """
     from .audit.report import audit_paths
 
-    given = {"limit": args.limit, "stops": args.stop, "model": args.model, "baseline": args.baseline}
-    return audit_paths(args.paths, as_json=args.json, brief=args.brief, rules=args.rules, settings=args.set, **given)
+    form = next((name for name in ("brief", "json", "sarif") if getattr(args, name)), "text")
+    return audit_paths(args.paths, form=form, fail_on=args.fail_on, rules=args.rules, **_given_to_audit(args))
+
+
+def _given_to_audit(args) -> dict:
+    return {
+        "limit": args.limit,
+        "stops": args.stop,
+        "model": args.model,
+        "baseline": args.baseline,
+        "settings": args.set,
+    }
+
+
+def _watch(args) -> int:
+    """Audit the log of any framework again and again while it grows, and print each new problem or warning in a line.
+
+    A training with TRL is watched more closely by `attach_watch` in its script. Exit code 0: process N ended without a
+    problem, 1: problems, 2: unusable input, 3: the audit could not finish, 130: Ctrl-C.
+
+    Example: python train.py > train.log 2>&1 & workbench watch train.log --until problem --pid $! || kill $!
+    """
+    from .audit.check import load_rules
+    from .audit.follow import follow
+
+    own = load_rules(args.rules) if args.rules else ()
+    given = _given_to_audit(args)
+    return follow(args.path, until=args.until, every=args.every, pid=args.pid, rules=own, **given)
 
 
 def _reward_report(args) -> int:

@@ -10,6 +10,7 @@ from ..runs.files import jsonable
 
 FOUND, NOT_FOUND, CANNOT_TELL = "found", "not found", "cannot tell"
 SEVERITIES = PROBLEM, WARNING, NOTE = "problem", "warning", "note"
+_LONGEST_TITLE = 60  # characters
 
 
 @dataclasses.dataclass(frozen=True)
@@ -51,8 +52,9 @@ class Finding:
 
     @property
     def title(self) -> str:
-        """The rule with the cause, such as `zero-gradient (masked)`."""
-        return self.rule + f" ({self.cause})" * bool(self.cause)
+        """The rule with the cause, such as `zero-gradient (masked)`; at most 60 characters."""
+        title = f"{self.rule} ({self.cause})" if self.cause else self.rule
+        return title if len(title) <= _LONGEST_TITLE else f"{title[: _LONGEST_TITLE - 4]} ..."
 
     @property
     def is_problem(self) -> bool:
@@ -65,7 +67,18 @@ class Finding:
 
     def as_json(self) -> dict:
         """The fields as strict JSON; numbers that are not finite become null."""
-        return jsonable({"rule": self.rule} | {name: value for name, value in vars(self).items() if name != "by"})
+        fields = {name: value for name, value in vars(self).items() if name != "by"}
+        return jsonable({"rule": self.rule, "title": self.title} | fields)
+
+
+def severe_as(finding: Finding, least: str) -> bool:
+    """True for what was found at a severity, or at a worse one.
+
+    Example:
+        >>> severe_as(found("warning", "Seen.", "Look."), "problem"), severe_as(found("warning", "Seen.", "Look."), "note")
+        (False, True)
+    """
+    return finding.verdict == FOUND and SEVERITIES.index(finding.severity) <= SEVERITIES.index(least)
 
 
 # What the function of a rule returns.

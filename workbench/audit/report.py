@@ -25,9 +25,10 @@ from ..logs.settings import PARAMETERS, facts_of, of_words
 from ..runs.secrets import hide_tokens
 from ..runs.text import one_line, printable
 from .check import check, checked, load_rules
-from .finding import CANNOT_TELL, FOUND, NOTE, PROBLEM, WARNING, Finding, step_ranges
+from .finding import CANNOT_TELL, FOUND, NOTE, PROBLEM, WARNING, Finding, severe_as, step_ranges
 from .rule import NEEDS, Rule
 from .rules_reward import FORM_ONLY
+from .sarif import as_sarif
 
 NO_PROBLEM, PROBLEMS, UNUSABLE = 0, 1, 2  # exit codes
 SCHEMA = 1  # of `--json`; a name that goes or changes its meaning raises it, a new one does not
@@ -219,25 +220,45 @@ def audit_recorded(folder: str | os.PathLike) -> tuple[AuditReport, list[str]]:
 
 
 def audit_paths(
-    paths: Sequence[Path], *, as_json: bool = False, brief: bool = False, rules: Path | None = None, **given
+    paths: Sequence[Path], *, form: str = "text", fail_on: str = PROBLEM, rules: Path | None = None, **given
 ) -> int:
-    """Audit each path, print what was found; 0 if no run has a problem, 1 if one has, 2 if a path could not be used."""
+    """Audit each path and print what was found; the exit code.
+
+    Args:
+        paths: as of `audit_run`.
+        form: `text`, `brief` (a line a run), `json` (an object a run) or `sarif` (one document).
+        fail_on: `problem` or `warning`: the least severity that makes the code 1.
+        rules: file with rules of the user.
+        given: the other arguments of `audit_run`.
+
+    Returns:
+        0 if no run has a finding of that severity, 1 if one has, 2 if a path could not be used.
+    """
     code, own = NO_PROBLEM, load_rules(rules) if rules else ()
-    runs: list = []
+    runs: list[RunAudit] = []
+    unusable: list[str] = []
+    places: list[str] = []
     for path in paths:
         try:
             report = audit_run(path, rules=own, **given)
         except (WorkbenchError, OSError) as error:  # the latter where a file may not be read
             says = str(error) if isinstance(error, WorkbenchError) else f"{path}: {error.strerror}"
-            print(f"workbench: {one_line(hide_tokens(says))}", file=sys.stderr)
+            unusable.append(one_line(hide_tokens(says)))
+            print(f"workbench: {unusable[-1]}", file=sys.stderr)
             code = UNUSABLE
             continue
-        for run in report.runs if as_json else ():
+        for run in report.runs if form == "json" else ():
             print(json.dumps(run.as_json(), allow_nan=False), flush=True)
         runs += report.runs
-        code = max(code, PROBLEMS if report.problems else NO_PROBLEM)
-    if runs and not as_json:
-        shown = "\n".join(one_line(run.brief) for run in runs) if brief else f"{AuditReport(tuple(runs))}\n"
+        places += [str(path)] * len(report.runs)
+        failed = any(severe_as(finding, fail_on) for run in report.runs for finding in run.findings)
+        code = max(code, PROBLEMS if failed else NO_PROBLEM)
+    if form == "sarif":
+        audits = [(place, run.findings) for place, run in zip(places, runs, strict=True)]
+        document = json.dumps(as_sarif(audits, unusable, code), allow_nan=False, indent=1)
+        print(printable(hide_tokens(document)), flush=True)
+    elif runs and form != "json":
+        shown = "\n".join(one_line(run.brief) for run in runs) if form == "brief" else f"{AuditReport(tuple(runs))}\n"
         print(printable(hide_tokens(shown)), flush=True)
     return code
 
