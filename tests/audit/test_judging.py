@@ -325,11 +325,24 @@ def test_the_headline_is_no_all_clear_over_steps_without_effect(tmp_path):
     assert [line.split()[1] for line in str(both).splitlines()[1:3]] == ["warning", "warning"]
 
 
-def test_the_report_ends_with_what_was_not_checked_and_why(tmp_path):
+def test_report_ends_with_one_line_about_what_it_cannot_tell(tmp_path):
     (tmp_path / "a.jsonl").write_text("".join(f'{{"step": {n}, "reward": {n / 20}}}\n' for n in range(20)))
+    _, *rest = str(audit_run(tmp_path / "a.jsonl")).splitlines()
+    assert re.match(
+        rf"  checked \d+ of {len(RULES)} rules; this log has rewards\. With log_completions=True \d+ more", rest[0]
+    )
+    assert "could speak; --json has what each rule lacks" in " ".join(rest) and len(rest) <= 3
+
+
+def test_the_line_counts_the_rules_that_a_setting_lets_speak(tmp_path):
+    rows_ = [{"step": n, "critic/score/mean": n / 20, "critic/rewards/mean": n / 20} for n in range(20)]
+    (tmp_path / "a.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows_))
     text = " ".join(str(audit_run(tmp_path / "a.jsonl")).split())
-    assert re.search(rf"checked \d+ of {len(RULES)} rules; \d+ cannot tell, see above; not checked, because", text)
-    assert "because these are missing: completions (" in text and "(reward-parts, dead-rewards)" in text
+    (silent,) = (
+        [f for f in run.findings if f.verdict == "cannot tell"] for run in audit_run(tmp_path / "a.jsonl").runs
+    )
+    asked = [f for f in silent if re.search(r"completions\b(?!/)|rollout_data_dir", f"{f.by.needs} {f.advice}")]
+    assert f"With trainer.rollout_data_dir=FOLDER {len(asked)} more" in text
 
 
 def test_a_fall_from_a_peak_is_seen_in_a_smoothed_curve():

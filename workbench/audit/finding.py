@@ -133,6 +133,7 @@ _WORDS = {
         "max_grad_norm": "actor_rollout_ref.actor.grad_clip",
         "loss_type='dr_grpo' or 'dapo'": "actor_rollout_ref.actor.loss_agg_mode='seq-mean-token-sum-norm' or 'token-mean'",
         "log_completions=True": "trainer.rollout_data_dir=FOLDER",
+        "vllm_importance_sampling_correction=True": "actor_rollout_ref.rollout.calculate_log_probs=True",
         "sampling/sampling_logp_difference (TRL with vLLM and importance sampling correction does)": (
             "training/rollout_probs_diff_mean (actor_rollout_ref.rollout.calculate_log_probs=True)"
         ),

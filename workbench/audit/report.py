@@ -25,8 +25,8 @@ from ..logs.settings import PARAMETERS, facts_of, of_words
 from ..runs.secrets import hide_tokens
 from ..runs.text import one_line, printable
 from .check import check, checked, load_rules
-from .finding import CANNOT_TELL, FOUND, NOTE, PROBLEM, WARNING, Finding, severe_as, step_ranges
-from .rule import NEEDS, Rule
+from .finding import CANNOT_TELL, FOUND, NOTE, PROBLEM, WARNING, Finding, in_words_of, severe_as, step_ranges
+from .rule import Rule, what_would_help
 from .rules_reward import FORM_ONLY
 from .sarif import as_sarif
 
@@ -48,6 +48,8 @@ class RunAudit:
         findings: of every rule, problems first.
         lacks: what the log does not contain, in words.
         settings: of the run that were read with the log, in words, such as `scale_rewards batch (train.py)`.
+        has: what rules use of the log, in words.
+        trainer: the one that wrote the log, where that is known.
     """
 
     run: str
@@ -56,6 +58,8 @@ class RunAudit:
     findings: tuple[Finding, ...]
     lacks: tuple[str, ...]
     settings: str = ""
+    has: tuple[str, ...] = ()
+    trainer: str = ""
 
     @property
     def main(self) -> str:
@@ -108,20 +112,16 @@ class RunAudit:
         return [line for f in self.findings if f.verdict == FOUND for line in paragraph(f)]
 
     def _open(self) -> list[str]:
-        """What the log cannot tell, with what would decide it; rules that need what is not there at all take one line."""
-        undecided, silent = [], dict[str, list[str]]({need: [] for need in NEEDS})
-        for f in [f for f in self.findings if f.verdict == CANNOT_TELL]:
-            if f.by.needs and not f.cause and (not f.says or f.by.needs in self.lacks):
-                silent.setdefault(f.by.needs, []).append(f.rule)
-            else:
-                undecided.append(f"{f.rule}: {f.advice}")
-        lines = ["  cannot tell:"] * bool(undecided) + _wrapped(undecided, "    ")
-        lines += _wrapped([f"the log does not contain {', '.join(self.lacks)}"] * bool(self.lacks), "  ")
-        missing = [f"{need} ({', '.join(rules)})" for need, rules in silent.items() if rules]
-        checked = f"checked {sum(f.verdict != CANNOT_TELL for f in self.findings)} of {len(self.findings)} rules"
-        checked += f"; {len(undecided)} cannot tell, see above" * bool(undecided)
-        checked += f"; not checked, because these are missing: {'; '.join(missing)}" * bool(missing)
-        return lines + _wrapped([checked], "  ")
+        """What was not checked: what this log has, and which two settings would let how many more rules speak."""
+        silent = [f for f in self.findings if f.verdict == CANNOT_TELL]
+        failed = [f"{f.rule}: {f.advice}" for f in silent if f.cause == "error"]
+        has = f"; this log has {', '.join(self.has)}" if self.has else ""
+        line = f"checked {len(self.findings) - len(silent)} of {len(self.findings)} rules{has}"
+        helps = [(in_words_of(self.trainer, setting), rules) for setting, rules in what_would_help(silent)]
+        if helps:
+            more = " and with ".join(f"{setting} {rules} more" for setting, rules in helps)
+            line += f". With {more} could speak; --json has what each rule lacks"
+        return ["  cannot tell:"] * bool(failed) + _wrapped(failed, "    ") + _wrapped([line], "  ")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -298,7 +298,9 @@ def _audit(log: Log, own: Sequence[Rule]) -> RunAudit:
     known = ", ".join(f"{name} {log.facts[name]}" for name in PARAMETERS if name in log.facts)
     where = f" ({log.facts['settings_from']})" if "settings_from" in log.facts else ""
     lacks = tuple(log.lacks)
-    return RunAudit(log.name, log.kind, len(log.steps), tuple(check(log, own)), lacks, known + where * bool(known))
+    settings = known + where * bool(known)
+    findings = tuple(check(log, own))
+    return RunAudit(log.name, log.kind, len(log.steps), findings, lacks, settings, tuple(log.has), log.trainer)
 
 
 # --- text -----------------------------------------------------------------------------------------------------------

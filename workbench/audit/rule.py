@@ -1,7 +1,8 @@
 """A rule of the audit: a function that asks a log, with what is known of it before it is asked."""
 
 import dataclasses
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
@@ -12,7 +13,19 @@ from .finding import FOUND, Finding, in_words_of
 COMPLETIONS, LOG_PROBS = "completions", "sampler against scorer log-probs"
 MODEL_FILES, BASELINE, REWARDS = "model files, or --model", "--baseline", "the means of several reward functions"
 UPDATES, TOOLS = "update/moved, which attach_watch logs", "the share of calls of tools that fail"
-NEEDS = (COMPLETIONS, LOG_PROBS, MODEL_FILES, BASELINE, UPDATES, REWARDS, TOOLS)
+# What a user can change -> what of a rule's needs and advice says that it would help, in TRL's words, verl's and ms-swift's.
+_SETTINGS = {
+    "log_completions=True": re.compile(r"completions\b(?!/)|log_completions|rollout_data_dir"),
+    "--limit N": re.compile(r"--limit"),
+    "vllm_importance_sampling_correction=True": re.compile(r"log-probs|logp_difference|rollout_probs_diff"),
+    "--model MODEL": re.compile(r"--model|tokenizer\.json"),
+    "attach_watch(trainer)": re.compile(r"attach_watch"),
+    "a log of grad_norm": re.compile(r"grad_norm"),
+    "a log of kl (beta above 0)": re.compile(r"\bkl\b"),
+    "a log of completion lengths": re.compile(r"mean_length|mean length|clipped_ratio|response_length"),
+    "a log of the reward": re.compile(r"Log the reward"),
+    "more steps": re.compile(r"[Mm]ore steps|at least \d+ steps"),
+}
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -52,6 +65,32 @@ class Rule:
         says, advice = (in_words_of(log.trainer, text) for text in (answer.says, answer.advice))
         notebook = answer.notebook or (self.notebook if answer.verdict == FOUND else None)
         return dataclasses.replace(answer, by=self, says=says, advice=advice, notebook=notebook)
+
+
+def what_would_help(silent: Sequence[Finding], most: int = 2) -> list[tuple[str, int]]:
+    """The settings with which most of the rules that cannot tell could speak, with their number.
+
+    The first is an option of the command, which needs no new training, if one helps two rules or more.
+
+    Example:
+        >>> from .finding import unknown
+        >>> asked = [unknown("Give --limit N."), unknown("Give --limit N and completions."), unknown("Log grad_norm.")]
+        >>> what_would_help([dataclasses.replace(finding, by=Rule(len)) for finding in asked])
+        [('--limit N', 2), ('a log of grad_norm', 1)]
+    """
+    left = [f"{finding.by.needs} {finding.advice}" for finding in silent if finding.cause != "error"]
+    chosen: list[tuple[str, int]] = []
+    while left and len(chosen) < most:
+        helped = {setting: [text for text in left if words.search(text)] for setting, words in _SETTINGS.items()}
+        at_hand = [
+            setting for setting in helped if setting.startswith("--") and len(helped[setting]) > 1 and not chosen
+        ]
+        best = max(at_hand or helped, key=lambda setting: len(helped[setting]))
+        if not helped[best]:
+            break
+        chosen.append((best, len(helped[best])))
+        left = [text for text in left if text not in helped[best]]
+    return chosen
 
 
 def rule(

@@ -97,6 +97,24 @@ class Log:
         return {c.removeprefix(PART): self.steps[c].to_numpy(float) for c in self.steps if c.startswith(PART)}
 
     @property
+    def has(self) -> list[str]:
+        """What rules use of this log, in plain words."""
+        words = {
+            "reward": "rewards",
+            "loss": "the loss",
+            "grad_norm": "gradient norms",
+            "kl": "the KL",
+            "entropy": "entropies",
+            "mean_length": "completion lengths",
+            "clipped_ratio": "clipped ratios",
+            "zero_std_share": "the share of groups with equal rewards",
+            "logp_difference": "sampler against scorer log-probs",
+        }
+        there = [text for name, text in words.items() if self.logged(name) is not None]
+        parts = [f"{len(self.parts)} parts of the reward"] if len(self.parts) > 1 else []
+        return there + parts + (["completions"] if self.completions is not None else [])
+
+    @property
     def lacks(self) -> list[str]:
         """What rules ask for that this log does not contain, in plain words."""
         wanted = {
