@@ -161,10 +161,8 @@ def _parser() -> argparse.ArgumentParser:
     )
 
     watch = command(_watch, of_runs=False)
-    watch.add_argument(
-        "path", type=Path, metavar="LOGFILE", help="log that grows, or its folder; it need not exist yet"
-    )
-    stop = "end with exit code 1 at the first problem, or warning (default: go on)"
+    watch.add_argument("path", type=Path, metavar="LOGFILE", help="log that grows, or its folder; may not exist yet")
+    stop = "end with exit code 1 at the first one (default: go on)"
     watch.add_argument("--until", choices=("problem", "warning"), help=stop)
     watch.add_argument("--every", type=float, default=10, metavar="SECONDS", help="between two looks (default 10)")
     watch.add_argument("--pid", type=int, metavar="N", help="end with process N, after a last audit of the whole log")
@@ -567,10 +565,10 @@ def _given_to_audit(args) -> dict:
 
 
 def _watch(args) -> int:
-    """Audit the log of any framework again and again while it grows, and print each new problem or warning in a line.
+    """Audit the log of any framework whenever it grows, and print each new problem or warning in a line.
 
-    A training with TRL is watched more closely by `attach_watch` in its script. Exit code 0: process N ended without a
-    problem, 1: problems, 2: unusable input, 3: the audit could not finish, 130: Ctrl-C.
+    `attach_watch` sees more of a training with TRL. Exit code 0: process N ended without a problem, 1: problems,
+    2: unusable input, 3: the audit could not finish, 130: Ctrl-C.
 
     Example: python train.py > train.log 2>&1 & workbench watch train.log --until problem --pid $! || kill $!
     """

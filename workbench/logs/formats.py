@@ -18,6 +18,7 @@ from .names import RUN_NAMES, canonical, of_reinforcement_learning, plain
 from .printed import printed
 from .rows import LONGEST_LINE, Found, blocks_of, flat_row, lines_of, steps_of, unusable_as_error, what_is_lost
 from .settings import of_sources
+from .stores import is_long, read_database, read_parquet, wide
 
 _LARGEST = {"CSV": 512_000_000, "JSON": 100_000_000}  # bytes
 SUMMARY = "wandb-summary.json"
@@ -53,9 +54,13 @@ def _parsed(path: Path, source: str) -> list[Found]:
         file.seek(0)
         first = file.readline(LONGEST_LINE)
         one_line_only = not file.read(1)
-    start = start.removeprefix(b"\xef\xbb\xbf").lstrip()
+    if start.startswith(b"SQLite format 3\0"):
+        return read_database(path, source)
     if start.startswith(b"PAR1"):
-        raise RunError(f"{source}: it holds completions only; give the folder with them and trainer_state.json")
+        return read_parquet(path, source)
+    if suffix == ".wandb":
+        raise RunError(f"{source}: W&B's own binary; send it with `wandb sync`, then export the run's history as CSV")
+    start = start.removeprefix(b"\xef\xbb\xbf").lstrip()
     if start[:2] in (b"\x80\x02", b"\x80\x03", b"\x80\x04", b"\x80\x05", b"PK"):
         raise RunError(f"{source}: pickles and archives are never opened; give trainer_state.json or another log")
     if suffix in (".csv", ".tsv"):
@@ -214,6 +219,9 @@ def _json(path: Path, source: str) -> list[Found]:
 def _tables(value, label: str, depth: int = 0) -> Iterator[Found]:
     """Lists of objects, and columns of numbers, in a value and up to three levels below it."""
     if isinstance(value, list) and value and all(isinstance(row, dict) for row in value):
+        if is_long(value[0]):
+            yield from wide(pd.DataFrame([flat_row(row) for row in value]))
+            return
         yield Found("JSON", steps_of([flat_row(row) for row in value]), label)
     elif isinstance(value, dict) and depth < 4:
         columns = {k: v for k, v in value.items() if isinstance(v, list) and v and all(map(_is_number, v))}
@@ -318,6 +326,8 @@ def _csv(path: Path, source: str) -> list[Found]:
             sample = pd.read_csv(some, **options)
             chosen = _asked_for(sample)
             file.seek(0)
+            if not chosen and is_long(sample):
+                return wide(pd.read_csv(file, **options))
             table = pd.read_csv(file, usecols=chosen, **options) if chosen else sample
             if table.empty:
                 raise ValueError("no line below the first")

@@ -25,15 +25,17 @@ from .log import Log
 from .names import COUNTED, reward_columns, steps_table
 from .rows import EXPECTED, Found, unusable_as_error
 from .settings import facts_of, of_scripts
+from .stores import is_mlflow_run, read_mlflow_run
 
 _MOST_UNPACKED = 1_000_000_000  # bytes of a .gz, or of standard input
 _MOST_RATIO = 200  # unpacked to packed bytes: text is packed 5 to 50 times
 # Files of a folder that may be its log, those first that hold most; what a line of these has read ends the search.
 _PLACES = (
-    ("*.jsonl", "*.csv", "*.tsv", "*tfevents*"),
-    ("runs/*/*tfevents*", "logs/*tfevents*", "logs/*/*tfevents*", "*.json"),
+    ("*.jsonl", "*.csv", "*.tsv", "*tfevents*", "*.db"),
+    ("runs/*/*tfevents*", "logs/*tfevents*", "logs/*/*tfevents*", "*.json", "*.parquet"),
     ("*.log", "*.out", "*.txt", "*.md", "*.ipynb", "*.gz", "files/output.log", "wandb/*/files/output.log"),
     (SUMMARY, f"files/{SUMMARY}", f"wandb/*/files/{SUMMARY}"),  # one step, so last
+    ("*.wandb", "wandb/*/*.wandb"),  # refused, with the way out
 )
 _BELOW = ("*.jsonl", "*.csv", "*.tsv", "*tfevents*", "*.log", "*.out")  # the same, in the folders below it
 _NO_RUNS = ("node_modules", "site-packages", "venv", "__pycache__")  # folders of others' files
@@ -97,6 +99,12 @@ def _folder(folder: Path, given: Path) -> list[Log]:
     for inner, _ in places[1:]:
         if not _related(inner, known):
             found += _logs_in(_plain_files(inner, _BELOW), folder, refused)
+    for inner, _ in places:
+        if is_mlflow_run(inner) and not _related(inner, known):
+            known.add(inner)
+            name = str(inner.relative_to(folder))
+            read_run = functools.partial(_mlflow_run, inner)
+            found += [dataclasses.replace(log, name=name) for log in _attempt(refused, name, read_run)]
     for patterns in _PLACES:
         if own := _logs_in([p for p in _plain_files(folder, patterns) if not _related(p, known)], folder, refused):
             return [*own, *(log for log in found if log.name not in [o.name for o in own])]
@@ -205,6 +213,10 @@ def _own_runs(folder: Path, top: Path) -> list[Log]:
     notes = [unclear] if len(recorded) else []
     name = str(path.relative_to(top))
     return [_log(run._replace(notes=[*run.notes, *notes]), path, name, facts, damage=damage) for run in runs]
+
+
+def _mlflow_run(folder: Path) -> list[Log]:
+    return [_log(read_mlflow_run(folder), folder / "metrics", folder.name)]
 
 
 def _trl_folder(folder: Path, state: Path) -> list[Log]:

@@ -123,7 +123,7 @@ def steps_of(rows: Iterable[dict]) -> pd.DataFrame:
 
 def what_is_lost(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """The `attrs` of `steps_of` for rows that all are steps, whose values may be text: words are not logged, `nan` is."""
-    numbers = []
+    numbers: list[dict[str, float]] = []
     for row in rows:
         numbers.append({})
         for name, value in row.items():

@@ -1,0 +1,127 @@
+"""What trackers store: the databases of Trackio and MLflow, MLflow's folder, parquet, and tables with a row a value."""
+
+import contextlib
+import json
+import sqlite3
+from pathlib import Path
+
+import pandas as pd
+
+from ..errors import RunError
+from ..runs.text import one_line
+from .names import RUN_NAMES, canonical, of_reinforcement_learning, plain
+from .rows import Found, flat_row, lines_of, steps_of
+
+_MOST_ROWS = 2_000_000  # of a database or a parquet file
+_METRIC = {"metricname", "metric_name", "metric", "name", "key", "tag", "attribute_path"}
+_VALUE = {"value", "metricvalue", "metric_value", "float_value"}
+
+
+def read_database(path: Path, source: str) -> list[Found]:
+    """The runs in a database of Trackio (a row a step, whose metrics are JSON) or of MLflow (a row a value).
+
+    Raises:
+        RunError: another database, or a damaged one.
+    """
+    try:
+        # `immutable` leaves no journal next to a file that is only read.
+        with contextlib.closing(sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro&immutable=1", uri=True)) as base:
+            columns = [row[1] for row in base.execute("pragma table_info(metrics)")]
+            if "run_uuid" in columns:
+                values = base.execute(f"select run_uuid, key, step, value, is_nan from metrics limit {_MOST_ROWS}")
+                return _of_mlflow(
+                    [(run, key, step, float("nan") if lost else value) for run, key, step, value, lost in values]
+                )
+            rows = base.execute(
+                f"select run_name, step, metrics from metrics order by id limit {_MOST_ROWS}"
+            ).fetchall()
+    except sqlite3.Error as error:
+        raise RunError(
+            f"{source}: a database, and none of Trackio or MLflow ({error}); export the metrics of the run as CSV or JSON lines"
+        ) from error
+    runs: dict[str, list[dict]] = {}
+    for name, step, metrics in rows:
+        with contextlib.suppress(ValueError, TypeError):
+            runs.setdefault(str(name), []).append({**flat_row(json.loads(metrics)), "step": step})
+    return [Found("Trackio", steps_of(steps), f"run {name}" * (len(runs) > 1)) for name, steps in runs.items()]
+
+
+def is_mlflow_run(folder: Path) -> bool:
+    """True for the folder of a run in MLflow's `mlruns/`."""
+    return (folder / "meta.yaml").is_file() and (folder / "metrics").is_dir()
+
+
+def read_mlflow_run(folder: Path) -> Found:
+    """The run in such a folder: a file for each metric, with a line `time value step` for each step."""
+    values = []
+    for path in sorted(p for p in (folder / "metrics").rglob("*") if p.is_file() and not p.is_symlink()):
+        name = path.relative_to(folder / "metrics").as_posix()
+        for line in lines_of(path):
+            words = line.split()
+            if len(words) == 3:
+                values.append((folder.name, name, int(words[2]), float(words[1])))
+    if not values:
+        raise RunError(f"{folder}: MLflow has no metric of this run")
+    return _of_mlflow(values)[0]._replace(label="")
+
+
+def _of_mlflow(values: list[tuple[str, str, int, float]]) -> list[Found]:
+    """The runs in rows of run, metric, step and value."""
+    runs: dict[str, dict[int, dict]] = {}
+    for run, name, step, value in values:
+        runs.setdefault(run, {}).setdefault(step, {"step": step})[name] = value
+    tables = {run: steps_of(steps[n] for n in sorted(steps)) for run, steps in runs.items()}
+    return [Found("MLflow", table, f"run {run[:8]}" * (len(runs) > 1)) for run, table in tables.items()]
+
+
+def read_parquet(path: Path, source: str) -> list[Found]:
+    """The steps in a parquet file with one row a step.
+
+    Raises:
+        RunError: no log of steps, such as TRL's completions.
+    """
+    import pyarrow  # takes a third of a second, and few logs need it
+    import pyarrow.parquet as parquet
+
+    try:
+        file = parquet.ParquetFile(path)
+    except (pyarrow.ArrowInvalid, OSError) as error:
+        expected = "expected a row a step. A file of completions only is read with its folder"
+        raise RunError(f"{source}: a damaged parquet file ({one_line(str(error))[:80]}); {expected}") from error
+    names = list(file.schema_arrow.names)
+    if {"prompt", "completion"} <= set(names) or not of_reinforcement_learning(names):
+        holds = "completions only" if "completion" in names else f"columns {', '.join(names[:8])}"
+        raise RunError(f"{source}: it holds {holds}; give the folder with them and trainer_state.json")
+    if file.metadata.num_rows > _MOST_ROWS:
+        raise RunError(f"{source}: {file.metadata.num_rows:,} rows; expected a row a step, at most {_MOST_ROWS:,}")
+    table = file.read().to_pandas()
+    return [Found("parquet", table[[c for c in table if table[c].dtype != object or plain(c) in RUN_NAMES]])]
+
+
+def is_long(columns) -> bool:
+    """True for a table with a row a value, as Comet and Neptune export it: a step, the name of a metric and its value.
+
+    Example:
+        >>> is_long(["experiment", "metricName", "step", "value"]), is_long(["step", "reward", "value"])
+        (True, False)
+    """
+    names = {plain(column) for column in columns}
+    return bool(names & _METRIC and names & _VALUE) and "step" in canonical(map(str, columns)).values()
+
+
+def wide(table: pd.DataFrame) -> list[Found]:
+    """The runs in such a table, a row a step each."""
+    by_name = {plain(column): column for column in table}
+    metric = next(by_name[name] for name in by_name if name in _METRIC)
+    value = next(by_name[name] for name in by_name if name in _VALUE)
+    step = next(column for column, name in canonical(map(str, table.columns)).items() if name == "step")
+    runs = next((by_name[name] for name in by_name if name in RUN_NAMES and by_name[name] != metric), None)
+    found = []
+    for label, part in [("", table)] if runs is None else table.groupby(runs, sort=False):
+        numbers = part.assign(**{value: pd.to_numeric(part[value], errors="coerce")})
+        steps = numbers.pivot_table(
+            index=step, columns=metric, values=value, aggfunc="last", dropna=False
+        ).reset_index()
+        several = runs is not None and table[runs].nunique() > 1
+        found.append(Found("long table", steps.rename_axis(columns=None), f"{runs} {label}" if several else ""))
+    return found
