@@ -125,7 +125,7 @@ def test_several_runs_are_a_table_first_and_what_is_alike_stands_once(capsys, tm
     assert out.count("PROBLEM masked-stops") == 1 and f"open in {folders[0]}, {folders[1]}" in out
     assert "(workbench/" not in out and "more: workbench/audit/rules_" in out
     assert "100% of completions" in out or "% of completions left out" in out
-    assert "With log_completions=True" in " ".join(out.split())
+    assert "with log_completions=True" in " ".join(out.split())
 
 
 def test_brief_is_a_line_a_run_with_its_worst_finding(capsys, tmp_path):
