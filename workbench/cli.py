@@ -570,7 +570,7 @@ def _watch(args) -> int:
     `attach_watch` sees more of a training with TRL. Exit code 0: process N ended without a problem, 1: problems,
     2: unusable input, 3: the audit could not finish, 130: Ctrl-C.
 
-    Example: python train.py > train.log 2>&1 & workbench watch train.log --until problem --pid $! || kill $!
+    Example: workbench watch train.log --until problem --pid 4711
     """
     from .audit.check import load_rules
     from .audit.follow import follow

@@ -36,8 +36,8 @@ def solved(log: Log) -> Finding:
         return unknown("Log the reward.")
     first, last = quarters(reward)
     if top is None or top <= 0:
-        where = f"The reward ends at {last:.3g}, the highest of the run. " if ends_at_its_best(reward) else ""
-        return unknown(f"{where}The log does not say how large the reward can be.")
+        best = f"The reward ends at {last:.3g}, the highest of the run. " if ends_at_its_best(reward) else ""
+        return unknown(f"{best}The log does not say how large the reward can be.")
     if not ends_at_the_top(log):
         return absent(f"The reward ends at {last:.3g} of at most {top:.3g}.", last=last, highest=top)
     if _is_constant(reward):

@@ -23,9 +23,11 @@ def read_database(path: Path, source: str) -> list[Found]:
     Raises:
         RunError: another database, or a damaged one.
     """
+    # `immutable` leaves no journal next to a file that is only read; what a running training has not merged yet is in `-wal`.
+    written = path.with_name(f"{path.name}-wal").exists()
+    mode = "mode=ro" if written else "mode=ro&immutable=1"
     try:
-        # `immutable` leaves no journal next to a file that is only read.
-        with contextlib.closing(sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro&immutable=1", uri=True)) as base:
+        with contextlib.closing(sqlite3.connect(f"{path.absolute().as_uri()}?{mode}", uri=True)) as base:
             columns = [row[1] for row in base.execute("pragma table_info(metrics)")]
             if "run_uuid" in columns:
                 values = base.execute(f"select run_uuid, key, step, value, is_nan from metrics limit {_MOST_ROWS}")
