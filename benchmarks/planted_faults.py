@@ -3,10 +3,13 @@
     python -m benchmarks.planted_faults [--only NAME ...] [--out data/measured/planted_faults.json]
 
 Each fault is a small class: its docstring says what is wrong, `@planted` at which stage it lies and with which settings it
-is trained. The same settings without the fault are run too: only what differs from this twin was found.
+is trained. `check_step` looks at one step before the training. Where no stage differs, the watch looks at each of three
+updates. The same settings without the fault, the fault's twin, are checked in the same way: a stage that differs there would
+be a false alarm. `--column "as found"` stores the result next to that of a later state of the check, `now`.
 """
 
 import sys
+import tempfile
 import types
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -18,8 +21,12 @@ import trl
 from datasets import Dataset
 from transformers import AutoModelForCausalLM, AutoTokenizer, LogitsProcessorList
 
-from tools.record import ROOT
+from tools.record import ROOT, about, parser, run_main, use_one_thread
 from workbench.experiments.recipes import resolve_model
+from workbench.replay.report import StepReport
+from workbench.runs.files import read_json, write_json
+from workbench.watch.attach import StepCheck
+from workbench.watch.check_step import check_step
 
 sys.path.append(str(ROOT / "tests" / "helpers"))  # the tests' trainers of AsyncGRPO and of a distillation
 
@@ -29,7 +36,13 @@ import distillation_cases
 PROMPTS = ["Write a word", "The sum of the numbers is a long story", "One", "Python is a language that"]
 STOPS = [265, 70, 77, 86, 10, 14]  # common tokens of the starter
 BASE = {"use_cpu": True, "bf16": False, "gradient_checkpointing": False, "report_to": [], "save_strategy": "no"}
-BASE |= {"disable_tqdm": True, "learning_rate": 1e-4, "per_device_train_batch_size": 8, "num_generations": 4}
+BASE |= {
+    "disable_tqdm": True,
+    "logging_strategy": "no",
+    "learning_rate": 1e-4,
+    "per_device_train_batch_size": 8,
+    "num_generations": 4,
+}
 BASE |= {"max_completion_length": 16}
 MANY = {"per_device_train_batch_size": 16, "max_completion_length": 64}
 TWO = {"gradient_accumulation_steps": 2, "per_device_train_batch_size": 4}
@@ -724,3 +737,82 @@ def build(fault: Fault, folder: str, *, healthy: bool = False):
     tokenizer = AutoTokenizer.from_pretrained(resolve_model("starter"))
     data = Dataset.from_dict({"prompt": PROMPTS * 4})
     return cls(model, list(funcs), args=args, train_dataset=data, processing_class=tokenizer), None
+
+
+def summary(report: StepReport) -> dict[str, dict[str, str]]:
+    """Return the stages that differ and those that cannot be told, each with its cause."""
+    return {
+        verdict: {stage.name: stage.cause for stage in report.stages if stage.verdict == verdict}
+        for verdict in ("different", "cannot tell")
+    }
+
+
+def checked(fault: Fault, *, healthy: bool = False) -> dict[str, dict[str, str]]:
+    """Check one step of a trainer before its training."""
+    with tempfile.TemporaryDirectory() as folder:
+        trainer, rows = build(fault, folder, healthy=healthy)
+        return summary(check_step(trainer, batch=rows))
+
+
+def watched(fault: Fault, *, healthy: bool = False) -> dict[int, dict[str, dict[str, str]]]:
+    """Check each of three updates of a training; the result by step."""
+    with tempfile.TemporaryDirectory() as folder:
+        settings = fault.settings | {"max_steps": 3}
+        trainer, _ = build(Fault(fault.cls, fault.twin, fault.stage, settings), folder, healthy=healthy)
+        check = StepCheck(trainer, 1, tell=lambda line: None)
+        trainer.train()
+        return {step: summary(report) for step, report in check.reports.items()}
+
+
+def judged(fault: Fault, before: dict, steps: dict[int, dict]) -> dict[str, Any]:
+    """Say where a fault was found.
+
+    Args:
+        before: the summary of the step before the training.
+        steps: those of watched updates; empty where the first one has a difference.
+
+    Returns:
+        `result` is right, other stage, honest or silent; `at` is 0 for `check_step`, else the watched update.
+    """
+    for step, stages in {0: before, **steps}.items():
+        for name, cause in stages["different"].items():
+            result = "right" if name == fault.stage else "other stage"
+            return {"result": result, "at": step, "named": name, "cause": cause}
+    for step, stages in {0: before, **steps}.items():
+        if fault.stage in stages["cannot tell"]:
+            cause = stages["cannot tell"][fault.stage]
+            return {"result": "honest", "at": step, "named": fault.stage, "cause": cause}
+    return {"result": "silent", "at": max([0, *steps]), "named": "", "cause": ""}
+
+
+def measure(fault: Fault) -> dict[str, Any]:
+    """Look for a fault, and for a difference in its twin."""
+    before = checked(fault)
+    alarms = [checked(fault, healthy=True)["different"]]
+    steps: dict[int, dict] = {}
+    if not before["different"]:
+        steps = watched(fault)
+        alarms += [stages["different"] for stages in watched(fault, healthy=True).values()]
+    false = [name for different in alarms for name in different]
+    return {"stage": fault.stage, "says": fault.says} | judged(fault, before, steps) | {"false alarms of twin": false}
+
+
+def main() -> None:
+    options = parser(__doc__, only=[""], column="now").parse_args()
+    use_one_thread()
+    stored = read_json(options.out, {}) if options.out else {}
+    rows = {}
+    for name, fault in FAULTS.items():
+        if not name.startswith(tuple(options.only)):
+            continue
+        rows[name] = measure(fault)
+        row = rows[name]
+        print(f"{name:24} {fault.stage:11} {row['result']:12} {row['named']:11} {row['at']} {row['cause']}", flush=True)
+        if row["false alarms of twin"]:
+            print(f"{name:24} its twin differs at {row['false alarms of twin']}", flush=True)
+    if options.out:
+        write_json(options.out, stored | {options.column: {"environment": about(), "faults": rows}})
+
+
+if __name__ == "__main__":
+    run_main(main)
