@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from scipy.stats import binom
 
 from ..consistency.logits import without_autocast
 from ..consistency.padding import evaluating, logits_of, model_inputs
@@ -21,6 +22,7 @@ from ..replay.stages import (
     check_metrics,
     checked_rows,
     losses_of,
+    places,
     sampled_tokens,
     stages_of_loss,
     stages_of_rows,
@@ -39,6 +41,10 @@ from .update_stage import update_stage
 
 _FAR = 5.0  # standard errors, beyond which tokens were not sampled from what is scored
 _NEAR, _NOT_NEAR = 0.05, 0.5  # nats a token between sampler and trainer: as of bf16; more than any precision gives
+# Of the probability, the likeliest tokens first: a nucleus shows at one of these, long before the distance does.
+_SHARES = (0.02, 0.05, *(n / 10 for n in range(1, 10)), 0.95, 0.98)
+_CHANCE = 1e-8  # below it tokens do not fall within a share so by chance
+_LEAST_OFF = 0.01  # less is as of an engine in bf16
 COPIES = -30.0  # log-probability below which equal completions of a group are no chance
 _PLACED = {"temperature", "top_k", "top_p", "min_p"}  # options whose distribution the places of tokens are taken in
 _AT_ONCE = 2**22  # probabilities that are compared at once
@@ -215,20 +221,25 @@ class Judge:
         logits give. And the places of the tokens in the distribution that the sampler's options make are uniform.
         """
         excess, variance, count = 0.0, 0.0, 0
-        for row in self.step.rows:
+        drawn: dict[str, list[float]] = {"tokens": [], "first tokens": []}
+        for number, row in enumerate(self.step.rows):
             if row.ids:
                 alone = self.alone[text_key(row.prompt_ids, row.ids)]
                 own = self._sampled(row)
                 excess += float(((-alone.logps - alone.entropies) * own).sum())
                 variance += float((alone.variances * own).sum())
                 count += int(own.sum())
+                if self.options is not None:
+                    at = token_places(alone.likelier, alone.equal, seed=number)
+                    drawn["tokens"] += at[own > 0].tolist()
+                    drawn["first tokens"] += at[:1][own[:1] > 0].tolist()
         if not variance:
             return Stage("sampling", "cannot tell", "no token was sampled here, or each was certain")
         if copies := self._improbable_copies():
-            size = self.step.num_generations
             why = cause_of_copies(self.step, self.record, copies, self._share_likeliest)
-            cause = f"{len(copies)} groups hold one completion {size} times, far beyond chance: {why}"
-            return Stage("sampling", "different", cause, where=f"{len(copies)} groups")
+            times = ", ".join(str(n) for n in sorted({len(rows) for rows in copies}))
+            cause = f"{len(copies)} of the completions are {times} times in their group, far beyond chance: {why}"
+            return Stage("sampling", "different", cause, where=places([row for rows in copies for row in rows]))
         errors, options = excess / math.sqrt(variance), ", ".join(self.step.sampler_options())
         numbers = abs(excess) / count, f"{count} tokens"
         if abs(errors) > _FAR:
@@ -241,6 +252,12 @@ class Judge:
         of_places, said_of_places = self._uniformity(options)
         if of_places is not None and of_places.chance < DIFFERENT:
             return Stage("sampling", "different", said_of_places, *numbers)
+        for name, values in drawn.items():
+            if odd := odd_share(np.array(values)):
+                cause = f"{odd[1]:.0%} of {len(values)} {name} are among the likeliest ones that hold "
+                cause += f"{odd[0]:.0%} of the probability: "
+                why = cause_of_sampling(self.policy, self.step, self.temperature, self._share_likeliest)
+                return Stage("sampling", "different", cause + why, *numbers)
         if options:
             cause = (
                 f"{options}: samples another distribution than the one that is scored; {count} tokens do not show it"
@@ -289,16 +306,16 @@ class Judge:
         return row.own * (np.arange(len(row.ids)) < row.end) * sampled_tokens(self.step.turns, row)
 
     def _improbable_copies(self) -> list[list[int]]:
-        """The rows of each group that holds one completion, which is no chance."""
+        """The rows of each completion that a group holds more than once, which is no chance."""
         size = self.step.num_generations
-        groups = [range(start, start + size) for start in range(0, len(self.step.rows) - size + 1, size)]
-        copies = []
-        for group in groups:
-            keys = {text_key(self.step.rows[i].prompt_ids, self.step.rows[i].ids) for i in group}
-            alone = self.alone.get(next(iter(keys)))
-            if len(keys) == 1 and alone and (size - 1) * float(alone.logps.sum()) < COPIES:
-                copies.append([*group])
-        return copies
+        equal: dict[tuple, list[int]] = {}
+        for i, row in enumerate(self.step.rows):
+            equal.setdefault((i // size, text_key(row.prompt_ids, row.ids)), []).append(i)
+        return [
+            rows
+            for (_, key), rows in equal.items()
+            if key in self.alone and (len(rows) - 1) * float(self.alone[key].logps.sum()) < COPIES
+        ]
 
     def _share_likeliest(self, rows: Sequence[SampledRow]) -> float:
         """The share of the tokens that were sampled in these rows and are the likeliest at their places."""
@@ -406,7 +423,7 @@ class Judge:
         return stage
 
     def _gradient(self, loss: Stage) -> Stage:
-        if loss.verdict == "cannot tell":
+        if loss.verdict == "cannot tell" and (None in self.losses or not self.losses):
             return Stage("gradient", "cannot tell", "no loss to differentiate")
         used, expected = self.record.gradients, self.gradients
         names = sorted(used.keys() | expected.keys())
@@ -481,6 +498,25 @@ def own_gradients(model: Any) -> Iterator[dict[str, torch.Tensor]]:
     finally:
         for parameter, gradient in was.items():
             parameter.grad = gradient
+
+
+def odd_share(values: np.ndarray) -> tuple[float, float] | None:
+    """The share of the probability that drawn tokens do not keep to, and how many of them are within it; None if there is none.
+
+    Args:
+        values: (N,), of each token the probability of the likelier ones: even from 0 to 1 if they are drawn as scored.
+
+    Example:
+        >>> odd_share(np.linspace(0, 1, 300)), odd_share(np.linspace(0, 0.9, 300))
+        (None, (0.9, 1.0))
+    """
+    found: list[tuple[float, float, float]] = []
+    for share in _SHARES if len(values) else ():
+        within = int((values <= share).sum())
+        chance = 2 * min(binom.cdf(within, len(values), share), binom.sf(within - 1, len(values), share))
+        if chance < _CHANCE and abs(within / len(values) - share) > _LEAST_OFF:
+            found.append((float(chance), share, within / len(values)))
+    return min(found)[1:] if found else None
 
 
 def text_key(prompt: list[int], ids: list[int]) -> tuple:
