@@ -81,6 +81,7 @@ def check_by_moving(
         # TRL opens accelerate's autocast around the head too.
         in_fp32 = mock.patch.object(trainer.accelerator, "native_amp", False)
         with as_it_was(trainer), evaluating(trainer.model), without_autocast(policy), in_fp32:
+            trainer.current_gradient_accumulation_steps = len(record.micro_batches)
             probe = _Probe(trainer, step, record, losses, expected, scale, trained, policy)
             return probe.verdict()
     except Exception as error:  # a loss is anybody's

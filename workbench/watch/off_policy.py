@@ -43,6 +43,7 @@ class Asked:
     where: str = ""
     explained: bool = False  # another definition gives each answer
     by_ratios: bool = False  # and it is another in its ratios
+    is_kl_unseen: bool = False  # the reference is the policy itself, so each KL is 0
 
 
 @dataclass(frozen=True)
@@ -64,21 +65,32 @@ def ask_off_policy(trainer: Any, step: Step, record: StepRecord) -> Asked:
     micro_batches = record.micro_batches
     if not micro_batches or any(micro.logps is None for micro in micro_batches):
         return Asked(problem="the trainer computes its loss elsewhere (Liger, or a method of its own)")
+    first = trainer._step if step.reused else 0
     try:
         with as_it_was(trainer):
             trainer.model.train()
             trainer.current_gradient_accumulation_steps = len(micro_batches)
             questions = range(2 * len(widths_of(step)))
-            rounds = [_ask(trainer, step, micro_batches, number) for number in questions]
+            rounds = [_ask(trainer, step, micro_batches, number, first) for number in questions]
     except Exception as error:  # a loss is anybody's
-        return Asked(problem=f"the loss cannot be asked: {type(error).__name__}: {str(error)[:200]}")
+        problem = f"the loss cannot be asked: {type(error).__name__}: {str(error)[:200]}"
+        return Asked(problem=problem, is_kl_unseen=_is_kl_unseen(step))
     return compare(step, rounds)
 
 
-def _ask(trainer: Any, step: Step, micro_batches: Sequence[MicroBatch], number: int) -> list[_Answer]:
-    """The answers to one question for each micro-batch."""
+def _is_kl_unseen(step: Step) -> bool:
+    """True where a step has a KL whose reference is the policy itself, up to rounding."""
+    if step.kind != "GRPO" or not step.settings["beta"]:
+        return False
+    rows = [row for micro in step.micro_batches for row in micro.rows if row.ref_logps is not None]
+    return all(np.abs(row.logps - row.ref_logps).max(initial=0.0) < _WIDTH / 100 for row in rows)
+
+
+def _ask(trainer: Any, step: Step, micro_batches: Sequence[MicroBatch], number: int, first: int) -> list[_Answer]:
+    """The answers to one question for each micro-batch; the first of them is the trainer's micro-batch number `first`."""
     answers = []
     for place, micro in enumerate(micro_batches):
+        trainer._step = first + place  # a loss may treat one of them otherwise
         inputs, coefficient = moved_inputs(step, micro, number, place), adapted_coefficient(trainer)
         value, by_logp, by_entropy = ask_loss(trainer, inputs, scored(micro), micro.entropies, micro.others)
         asked = replace(micro, inputs=inputs, logps=scored(micro), loss=value, entropy_coef=coefficient)
@@ -431,6 +443,9 @@ def stages_with_answers(ratios: Stage | None, loss: Stage, asked: Asked) -> tupl
     if loss.verdict == "cannot tell":
         return _never_asked(ratios, loss.cause), loss
     if asked.problem:
+        if ratios is None and asked.is_kl_unseen and loss.verdict != "different":
+            cause = f"the reference is the policy itself, so each KL is 0, and {asked.problem}"
+            return None, replace(loss, verdict="cannot tell", cause=cause)
         if ratios is None:
             return None, loss
         kept = loss if loss.verdict == "different" else replace(loss, verdict="cannot tell", cause="")
