@@ -1,7 +1,7 @@
 """One step of a trainer's optimizer: taken, compared with what the optimizer's definition gives, and undone."""
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -67,6 +67,7 @@ class OptimizerStep:
     worst: str = ""  # the parameter with most of these
     finite: bool = True
     times: float = 1.0  # the step, along the expected one
+    counted: int = 0  # steps that the state counts before the first update, while each of its averages is 0
     decay_share: float = 0.0  # of the step that weight decay is, 0 to 1
     kept_by_clipping: float = 1.0  # how long the step is, of one without clipping; only known where much is clipped
 
@@ -117,10 +118,20 @@ def _described(
             step.groups.append(GroupStep(with_gradient, bool(group.get("maximize")), decay))
     step.norm = _norm(gradients.values())
     step.expected_norm = step.norm * clip_factor(step.norm, trainer.args.max_grad_norm)
+    if trainer.state.global_step == 0:
+        step.counted = _steps_without_averages(optimizer.state.values())
     step.is_own = not _is_made_by_transformers(trainer, optimizer, is_new)
     if not step.is_own:
         step.unlike_args = _settings_unlike_args(trainer, optimizer)
     return step
+
+
+def _steps_without_averages(states: Iterable[Mapping[str, Any]]) -> int:
+    """The most steps that Adam's state counts; 0 where one of its averages is not 0, so that it has seen gradients."""
+    states = [state for state in states if "exp_avg_sq" in state and "step" in state]
+    if any(bool(state["exp_avg_sq"].any()) for state in states):
+        return 0
+    return max((int(state["step"]) for state in states), default=0)
 
 
 def _is_made_by_transformers(trainer: Any, optimizer: Any, is_new: bool) -> bool:

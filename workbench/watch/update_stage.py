@@ -80,6 +80,11 @@ def _fault_of_step(step: OptimizerStep, args: Any) -> str:
         return f"{cause} {step.expected_norm:.3g}"
     if not step.finite:
         return "a weight is not finite after the step"
+    if step.counted:
+        cause = (
+            f"the state of {step.optimizer} counts {step.counted} steps before the first update, but its averages are 0"
+        )
+        return f"{cause}: their bias is not corrected"
     if step.is_computed and step.wrong:
         climbs = ": it climbs the loss" if step.times < 0 else ""
         cause = f"it is not the step of {step.optimizer}, but {step.times:.3g} times that{climbs}: {step.wrong:,} of"
