@@ -200,6 +200,11 @@ def check_rewards(step: Step) -> Stage:
         return Stage("rewards", "cannot tell", cause)
     if not step.rewards:
         return Stage("rewards", "cannot tell", "no rewards of this step were taken down")
+    if step.judged_otherwise:
+        what = " and ".join(step.judged_otherwise)
+        unlike = sorted({row for rows in step.judged_otherwise.values() for row in rows})
+        cause = f"the reward functions get other {what} than {len(unlike)} of {len(step.rows)} rows have"
+        return Stage("rewards", "different", cause, where=places(unlike))
     used = np.concatenate(step.rewards)
     wrong = ~np.isclose(used, step.returned, rtol=1e-5, atol=1e-6, equal_nan=True)
     if not wrong.any():
@@ -393,6 +398,10 @@ def check_metrics(step: Step) -> Stage | None:
             expected["frac_reward_zero_std"] = float((np.nanstd(groups, axis=1) < 1e-6).mean())
     if all(row.ended is not None for row in step.rows):
         expected["completions/clipped_ratio"] = float(np.mean([not row.ended for row in step.rows]))
+    last = step.micro_batches[-1].rows if step.micro_batches else []  # each micro-batch logs its own entropy
+    tokens = sum(float(row.mask.sum()) for row in last)
+    if tokens and all(row.entropies is not None for row in last):
+        expected["entropy"] = sum(float((row.entropies * row.mask).sum()) for row in last) / tokens
     return of_logged(step.metrics, expected)
 
 

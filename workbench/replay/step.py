@@ -88,6 +88,8 @@ class Step:
     deviations: Mapping[str, Any] = field(default_factory=dict)
     begun: bool = False  # the trainer has trained before, so that a callback may have changed such a setting
     reused: bool | None = None  # the completions were sampled before an earlier update; None: not known
+    # Rows for which the reward functions got another value than the trainer has: `prompts` or `completions` -> their numbers.
+    judged_otherwise: Mapping[str, Sequence[int]] = field(default_factory=dict)
     # Of each micro-batch, what the auxiliary loss of a router adds to its loss; empty for a model without one.
     router_losses: Sequence[float] = ()
 

@@ -46,6 +46,8 @@ class StepRecord:
     finish_reasons: list[str] = field(default_factory=list)  # N of the engine, where it says them
     scored: list[list] = field(default_factory=list)  # what each reward function returned, call by call
     rewards: list[torch.Tensor] = field(default_factory=list)  # (N, F), over all processes
+    # Rows whose prompt or completion a reward function got otherwise than TRL gave it to the trainer's method.
+    judged_otherwise: dict[str, set[int]] = field(default_factory=dict)
     outputs: list[Mapping[str, Any]] = field(default_factory=list)  # of each generation, as the loss will get it
     micro_batches: list[MicroBatch] = field(default_factory=list)
     metrics: dict[str, list[float]] = field(default_factory=dict)
@@ -67,6 +69,7 @@ class StepRecord:
             self.finish_reasons,
             self.scored,
             self.rewards,
+            self.judged_otherwise,
             self.outputs,
         ):
             part.clear()
@@ -416,7 +419,9 @@ class StepListener:
         trainer, record = self._trainer, self._record
         if not record.open:
             return original(*args, **kwargs)
-        with mock.patch.object(trainer, "reward_funcs", [_heard(each, record) for each in trainer.reward_funcs]):
+        names = ("inputs", "prompts", "completions", "completion_ids_list")
+        own = dict(zip(names, args, strict=False)) | kwargs
+        with mock.patch.object(trainer, "reward_funcs", [_heard(each, record, own) for each in trainer.reward_funcs]):
             result = original(*args, **kwargs)
         record.rewards.append(result.detach().clone())
         return result
@@ -514,13 +519,23 @@ def adapted_coefficient(trainer: Any) -> float | None:
     return float(trainer.entropy_coef) if low else 0.0
 
 
-def _heard(function: Any, record: StepRecord) -> Any:
-    """A reward function that notes what it returns; a reward model and a coroutine, which TRL calls otherwise, as they are."""
+def _heard(function: Any, record: StepRecord, own: Mapping[str, Any]) -> Any:
+    """A reward function that notes what it returns, and which rows it gets otherwise than `own` has them.
+
+    A reward model and a coroutine, which TRL calls otherwise, stay as they are.
+    """
     if isinstance(function, torch.nn.Module) or not callable(function) or _is_coroutine(function):
         return function
 
     @functools.wraps(function, updated=())
     def scored(*args: Any, **kwargs: Any):
+        first = sum(len(call) for call in record.rewards)  # of the generations before
+        for name in ("prompts", "completions"):
+            if name in kwargs and name in own and len(kwargs[name]) == len(own[name]):
+                pairs = enumerate(zip(kwargs[name], own[name], strict=True))
+                unlike = {first + row for row, (its, ours) in pairs if its != ours}
+                if unlike:
+                    record.judged_otherwise.setdefault(name, set()).update(unlike)
         result = function(*args, **kwargs)
         if isinstance(result, Iterator):  # it can be read once
             result = list(result)

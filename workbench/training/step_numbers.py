@@ -58,6 +58,7 @@ def step_of(trainer: Any, kind: str, record: StepRecord) -> Step:
         prompts=[row.get("prompt", row) for row in record.inputs],
         rewards=[table.double().numpy(force=True) for table in record.rewards],
         returned=returned_rewards(record.scored, list(map(len, record.rewards)), len(trainer.reward_funcs)),
+        judged_otherwise={name: sorted(rows) for name, rows in record.judged_otherwise.items()},
         advantages=[output["advantages"].double().numpy(force=True) for output in outputs],
         micro_batches=[micro_rows(micro, tokenizer_of(trainer).pad_token_id) for micro in record.micro_batches],
         turns=_turns(trainer, record, rows),
