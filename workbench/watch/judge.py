@@ -14,7 +14,7 @@ from ..consistency.logits import without_autocast
 from ..consistency.padding import evaluating, logits_of, model_inputs
 from ..replay.batches import check_batches
 from ..replay.grpo_math import Loss, LossRow
-from ..replay.places import BEST_OF_THREE, DIFFERENT, UNLIKELY, Drawn, Uniformity, uniformity
+from ..replay.places import BEST_OF_THREE, DIFFERENT, UNLIKELY, Drawn, Uniformity, token_places, uniformity
 from ..replay.report import Stage, StepReport
 from ..replay.stages import (
     SAME,

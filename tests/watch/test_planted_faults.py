@@ -1,0 +1,55 @@
+"""Subtle faults of `benchmarks/planted_faults.py`, each next to its twin without the fault, and what one step cannot show."""
+
+import pytest
+
+from benchmarks.planted_faults import FAULTS, Fault, checked, judged
+
+pytestmark = pytest.mark.slow
+
+# Most of these were `same` at every stage when they were planted. Fault -> words of its cause.
+FOUND = {
+    "UnsaidNucleus": "are among the likeliest ones that hold 90% of the probability",
+    "GreedyFirstToken": "first tokens are among the likeliest ones",
+    "OneRowRepeated": "the sampler drew other ones, and the trainer put one in their place",
+    "OtherPromptJudged": "the reward functions get other prompts than 8 of 8 rows have",
+    "EqualGroupLifted": "the definition gives other advantages for these rewards",
+    "SecondWithoutKl": "the loss is off by up to",
+    "KeysDetached": "k_proj",
+    "StepsCountedOn": "counts 100 steps before the first update, but its averages are 0",
+    "EntropyOverPads": "entropy is logged as",
+}
+
+
+@pytest.mark.parametrize("name", FOUND)
+def test_a_planted_fault_is_named_at_its_stage(name):
+    fault = FAULTS[name]
+    different = checked(fault)["different"]
+    assert next(iter(different), None) == fault.stage, different
+    assert FOUND[name] in different[fault.stage], different
+    assert checked(fault, healthy=True)["different"] == {}
+
+
+def test_a_kl_that_no_row_has_cannot_be_told():
+    stages = checked(FAULTS["SquaredKl"])
+    assert stages["different"] == {} and "each KL is 0" in stages["cannot tell"]["loss"], stages
+    assert "gradient" not in stages["cannot tell"]
+
+
+@pytest.mark.parametrize("name", ["StaleBuffer", "OptimizerForgets"])
+def test_a_fault_of_later_updates_is_in_no_first_step(name):
+    assert checked(FAULTS[name])["different"] == {}
+
+
+def test_a_fault_counts_where_its_stage_differs_first():
+    fault = Fault(dict, dict, "loss", {})
+    none = {"different": {}, "cannot tell": {}}
+    later = {2: none | {"different": {"loss": "why", "gradient": ""}}}
+    assert judged(fault, none, later) == {"result": "right", "at": 2, "named": "loss", "cause": "why"}
+    assert judged(fault, none | {"different": {"update": ""}}, {})["result"] == "other stage"
+    assert judged(fault, none | {"cannot tell": {"loss": "why"}}, {})["result"] == "honest"
+    assert judged(fault, none, {})["result"] == "silent"
+
+
+def test_there_are_forty_faults_with_a_sentence_each():
+    assert len(FAULTS) == 40
+    assert all(fault.says.endswith(".") for fault in FAULTS.values())
