@@ -2,7 +2,7 @@
 
 import pytest
 
-from benchmarks.planted_faults import FAULTS, Fault, checked, judged
+from benchmarks.planted_faults import FAULTS, Fault, checked, judged, watched
 
 pytestmark = pytest.mark.slow
 
@@ -35,9 +35,13 @@ def test_a_kl_that_no_row_has_cannot_be_told():
     assert "gradient" not in stages["cannot tell"]
 
 
-@pytest.mark.parametrize("name", ["StaleBuffer", "OptimizerForgets"])
-def test_a_fault_of_later_updates_is_in_no_first_step(name):
-    assert checked(FAULTS[name])["different"] == {}
+def test_completions_that_are_trained_too_often_are_named():
+    fault = FAULTS["StaleBuffer"]
+    before, steps = checked(fault), watched(fault)
+    result = judged(fault, before, steps)
+    assert (result["result"], result["at"]) == ("right", 2), result
+    assert "has to sample at this update" in result["cause"]
+    assert [stages["different"] for stages in watched(fault, healthy=True).values()] == [{}, {}, {}]
 
 
 def test_a_fault_counts_where_its_stage_differs_first():

@@ -27,7 +27,7 @@ from ..training.record_async import RowsTap
 from ..training.record_step import samples_of_next_step
 from ..training.recording import StepRecorder, Steps, check_kept, check_record_dir, check_steps, is_due
 from ..training.step_numbers import kind_of
-from .check_step import check_reused_step, check_step
+from .check_step import check_new_step, check_reused_step, check_step
 from .recorder import Watch
 from .sampler_probe import attach_sampler_probe
 from .update_share import UpdateShare
@@ -131,6 +131,8 @@ class StepCheck(LiveCallback):
     def _check(self, step: int, process: int, samples: str) -> None:
         if samples == "reused":
             report = check_reused_step(self._trainer, self._batch, *self._sampled, meant=self._meant)
+        elif samples == "new":
+            report = check_new_step(self._trainer, self._batch, step, meant=self._meant)
         else:
             report = check_step(self._trainer, batch=self._batch, meant=self._meant)
         if samples == "new":

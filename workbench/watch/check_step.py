@@ -1,6 +1,7 @@
 """One training step, checked: every stage again, from the stage before it, and the first that differs."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 from ..replay.report import StepReport, stage_names
@@ -71,6 +72,25 @@ def check_step(trainer: Any, batch: list[dict] | None = None, meant: Sequence[st
     record = record_step(trainer, batch)
     with modules_restored(trainer):  # the models score each row once more
         return Judge(trainer, step_of(trainer, kind, record), record).report().with_meant(names)
+
+
+def check_new_step(trainer: Any, batch: list[dict], step: int, meant: Sequence[str] = ()) -> StepReport:
+    """Check the coming update of a training, at which the trainer has to sample.
+
+    It starts with the completions that the trainer still has, so that one that trains these once more is found.
+    """
+    kind, names = kind_of(trainer), stage_names("meant", meant)
+    if kind not in ("GRPO", "RLOO") or trainer._buffered_inputs is None:
+        return check_step(trainer, batch, meant)
+    record = record_step(trainer, batch, reuse=True)
+    with modules_restored(trainer):
+        judge = Judge(trainer, step_of(trainer, kind, record), record)
+        if not record.reused:
+            return judge.report().with_meant(names)
+        report = judge.report_of_reused(step - 1, None)
+    cause = "the trainer has to sample at this update, and trains completions that it sampled before an earlier one"
+    stages = [replace(s, verdict="different", cause=cause) if s.name == "batches" else s for s in report.stages]
+    return replace(report, stages=stages).with_meant(names)
 
 
 def check_reused_step(
