@@ -167,7 +167,6 @@ def distillation_cells() -> dict[str, dict[str, Any]]:
     return made
 
 
-@functools.cache
 def _helper(name: str) -> Any:
     """A module of the tests' helpers, which import one another."""
     folder = str(ROOT / "tests" / "helpers")
@@ -301,6 +300,16 @@ FAULTS_OF_TURNS = (
     "| before the change | 6 | 1 | 0 | 6 |",
     "| now | 12 | 0 | 1 | 0 |",
 )
+# Why one step before the training does not show a fault that is planted.
+NOT_IN_ONE_STEP = {
+    "OtherWeights": "the tokens of the step are too few for a difference of this size",
+    "LikelierOfTwo": "the completions of the step are too few for a difference of this size",
+    "KlLeftOutOfBaseline": "each KL is 0 before the first update",
+    "OldLogpsRenewed": "completions are trained a second time at a later update",
+    "SquaredKl": "each KL is 0 before the first update, and this loss cannot be asked about others",
+    "StaleBuffer": "the second update is the first with old completions",
+    "OptimizerForgets": "the optimizer has no state before the first update",
+}
 COST = (
     "## What it costs",
     "",
@@ -322,6 +331,54 @@ def settings_csv() -> str:
     return csv_text(["setting", *VERDICTS, "why"], lines)
 
 
+def _where(row: dict[str, Any]) -> str:
+    """The stage that is named for a fault, with the update where it is a watched one."""
+    if not row["named"]:
+        return ""
+    return row["named"] + (f", watched update {row['at']}" if row["at"] else "")
+
+
+def faults_csv() -> str:
+    """Make planted_faults.csv: each planted fault, and what the check said of it when it was planted and now."""
+    found, now = (measured("planted_faults")["rows"][column]["faults"] for column in ("as found", "now"))
+    lines = []
+    for name, row in now.items():
+        reason = NOT_IN_ONE_STEP.get(name, "")
+        before = [found[name]["result"], _where(found[name])]
+        lines.append([name, row["stage"], row["says"], *before, row["result"], _where(row), row["cause"], reason])
+    head = ["fault", "its stage", "what is wrong", "as found", "named", "now", "named now", "cause now"]
+    return csv_text([*head, "why one step does not show it"], lines)
+
+
+def _counted(column: str) -> list[str]:
+    rows = measured("planted_faults")["rows"][column]["faults"].values()
+    results = Counter(row["result"] for row in rows)
+    later = sum(row["result"] == "right" and row["at"] > 0 for row in rows)
+    right = f"{results['right']} ({later} of them watched)"
+    return [column, right, *(str(results[name]) for name in ("other stage", "honest", "silent"))]
+
+
+def faults_section() -> Iterator[str]:
+    """Make the section of check_step_grid.md on planted faults."""
+    found = measured("planted_faults")["rows"]["as found"]["faults"]
+    silent = [f"`{name}`" for name, row in found.items() if row["result"] == "silent"]
+    false = [name for row in found.values() for name in row["false alarms of twin"]]
+    yield from (
+        "## Planted faults",
+        "",
+        "Forty faults in subclasses of TRL's trainers were written down with their stages before the check was read. Where",
+        "`check_step` names none, three watched updates are checked. The same settings without the fault have "
+        f"{len(false) or 'no'} difference{'s' * (len(false) > 1)}.",
+        "",
+        *table(["", "named at its stage", "at another", "cannot tell", "silent"], map(_counted, ("as found", "now"))),
+        "",
+        f"Silent as found: {', '.join(silent)}. The check was changed for those that one step shows.",
+        "",
+        *csv_next_to_page("planted_faults.csv"),
+        "",
+    )
+
+
 def provenance() -> list[tuple[str, str, str]]:
     """Say what made the results."""
     cost = "`python -m benchmarks.cost --only check_step --model starter --out data/measured/cost.json`"
@@ -330,6 +387,14 @@ def provenance() -> list[tuple[str, str, str]]:
             "`check_step` in each setting",
             "`python -m benchmarks.check_step_grid --out data/measured/check_step_grid.json`",
             made_with(measured("check_step_grid")),
+        ),
+        *(
+            (
+                f"planted faults, {column}",
+                "`python -m benchmarks.planted_faults --out data/measured/planted_faults.json`",
+                made_with(row),
+            )
+            for column, row in measured("planted_faults")["rows"].items()
         ),
         *((f"its cost, {name}", cost.replace("starter", name), made_with(row)) for name, row in _costs().items()),
     ]
@@ -363,6 +428,7 @@ def page() -> Iterator[str]:
         "",
         *FAULTS_OF_TURNS,
         "",
+        *faults_section(),
         *COST,
         *table(["model", "measured"], [[name, row["says"]] for name, row in _costs().items()]),
         "",

@@ -800,7 +800,7 @@ def measure(fault: Fault) -> dict[str, Any]:
 def main() -> None:
     options = parser(__doc__, only=[""], column="now").parse_args()
     use_one_thread()
-    stored = read_json(options.out, {}) if options.out else {}
+    stored = read_json(options.out, {}).get("rows", {}) if options.out else {}
     rows = {}
     for name, fault in FAULTS.items():
         if not name.startswith(tuple(options.only)):
@@ -811,7 +811,8 @@ def main() -> None:
         if row["false alarms of twin"]:
             print(f"{name:24} its twin differs at {row['false alarms of twin']}", flush=True)
     if options.out:
-        write_json(options.out, stored | {options.column: {"environment": about(), "faults": rows}})
+        rows = stored.get(options.column, {}).get("faults", {}) | rows
+        write_json(options.out, {"rows": stored | {options.column: {"environment": about(), "faults": rows}}})
 
 
 if __name__ == "__main__":
