@@ -29,6 +29,12 @@ def test_a_planted_fault_is_named_at_its_stage(name):
     assert checked(fault, healthy=True)["different"] == {}
 
 
+def test_old_log_probs_that_are_dropped_later_are_named():
+    steps = watched(FAULTS["OldLogpsRenewed"])
+    assert [step for step, stages in steps.items() if "ratios" in stages["different"]] == [3]
+    assert "gets no old log-probs" in steps[3]["different"]["ratios"]
+
+
 def test_a_kl_that_no_row_has_cannot_be_told():
     stages = checked(FAULTS["SquaredKl"])
     assert stages["different"] == {} and "each KL is 0" in stages["cannot tell"]["loss"], stages

@@ -336,7 +336,13 @@ def check_ratios(step: Step) -> Stage | None:
     Without an update in between every ratio is 1, up to rounding, and such ratios do not show what the loss makes of others.
     """
     rows = [r for r in all_loss_rows(step) if r.logps is not None and r.mask.any()]
+    scored = rows
     rows = [r for r in rows if r.old_logps is not None or r.old_sum is not None]
+    if scored and not rows and step.reused:
+        cause = (
+            "an update lies between the sampling and this loss, which gets no old log-probs: it takes every ratio for 1"
+        )
+        return Stage("ratios", "different", cause)
     if not rows:
         return None
     differences = np.concatenate([_log_ratios(row) for row in rows])
