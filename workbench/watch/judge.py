@@ -238,7 +238,7 @@ class Judge:
         if copies := self._improbable_copies():
             why = cause_of_copies(self.step, self.record, copies, self._share_likeliest)
             times = ", ".join(str(n) for n in sorted({len(rows) for rows in copies}))
-            cause = f"{len(copies)} of the completions are {times} times in their group, far beyond chance: {why}"
+            cause = f"a group holds one completion {times} times (in {len(copies)} cases), far beyond chance: {why}"
             return Stage("sampling", "different", cause, where=places([row for rows in copies for row in rows]))
         errors, options = excess / math.sqrt(variance), ", ".join(self.step.sampler_options())
         numbers = abs(excess) / count, f"{count} tokens"
