@@ -7,7 +7,6 @@ vLLM the engine samples in this process. With `--out` a cell that the file has a
 """
 
 import contextlib
-import functools
 import importlib
 import json
 import os
