@@ -43,7 +43,9 @@ _FAR = 5.0  # standard errors, beyond which tokens were not sampled from what is
 _NEAR, _NOT_NEAR = 0.05, 0.5  # nats a token between sampler and trainer: as of bf16; more than any precision gives
 # Of the probability, the likeliest tokens first: a nucleus shows at one of these, long before the distance does.
 _SHARES = (0.02, 0.05, *(n / 10 for n in range(1, 10)), 0.95, 0.98)
-_CHANCE = 1e-8  # below it tokens do not fall within a share so by chance
+_CHANCE = (
+    1e-7  # of each share, below which tokens do not fall within it so by chance: 3e-6 of all, for two sets of tokens
+)
 _LEAST_OFF = 0.01  # less is as of an engine in bf16
 COPIES = -30.0  # log-probability below which equal completions of a group are no chance
 _PLACED = {"temperature", "top_k", "top_p", "min_p"}  # options whose distribution the places of tokens are taken in
