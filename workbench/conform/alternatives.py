@@ -67,6 +67,8 @@ def alternatives_of(name: str) -> tuple[Alternative, ...]:
         'delta=3.0'
     """
     of_rewards = DEFINITIONS[name].of_rewards
+    if of_rewards and DEFINITIONS[name].settings["advantages"] not in ("grpo", "rloo"):
+        return ()  # rewards of several functions: none of these formulas takes them
     choices = _OF_REWARDS if of_rewards else _CLIPS_AND_MEANS
     pairs = [
         Alternative(f"{one.formula}; {other.formula}", {**one.changes, **other.changes})

@@ -1,0 +1,115 @@
+"""Ask the losses of other frameworks, as their wheels ship them, what the definitions of `workbench conform` answer.
+
+    python -m repros.frameworks.run verl 0.9.1
+    python -m repros.frameworks.run --all --out data/measured/conform.json
+
+Each framework has an adapter in this folder: `functions(take)` names what each of its functions claims to be.
+"""
+
+import argparse
+import dataclasses
+import functools
+import importlib
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from repros.frameworks.wheels import take, unzipped
+from tools.record import publish
+from workbench.conform import Case, NotOffered, Verdict, conform_report
+from workbench.errors import ParameterError
+
+# Adapter -> the releases that `--all` asks, the newest first.
+RELEASES = {
+    "trl": ("1.16.0", "1.15.0"),
+    "verl": ("0.9.1", "0.9.0"),
+    "openrlhf": ("0.11.2", "0.11.1"),
+    "skyrl": ("0.3.0", "0.2.0"),
+    "areal": ("1.0.4",),
+    "ms_swift": ("4.6.0", "4.5.3"),
+    "unsloth": ("2026.10.9", "2026.9.9"),
+}
+
+
+def within(offers: set[str], function: Callable[[Case], Any]) -> Callable[[Case], Any]:
+    """Ask a function only where it has all settings that a case needs."""
+
+    def asked(case: Case) -> Any:
+        if missing := sorted(case.needs - offers):
+            raise NotOffered(f"no setting for {', '.join(missing)}")
+        return function(case)
+
+    return asked
+
+
+def ask(name: str, folder: Path) -> dict[str, dict[str, dict[str, Any]]]:
+    """What each function of a framework answers: definition -> case -> verdict, and where it is not the same why.
+
+    Args:
+        name: of the adapter.
+        folder: the unzipped wheel.
+    """
+    adapter = importlib.import_module(f"repros.frameworks.{name}")
+    answers = {}
+    for definition, function in adapter.functions(functools.partial(take, folder)).items():
+        try:
+            report = conform_report(within(adapter.OFFERS, function), definition, name)
+        except ParameterError as error:  # no case has an answer
+            answers[definition] = {"error": str(error)}
+            continue
+        answers[definition] = {result.case: _stored(result) for result in report.results}
+    return answers
+
+
+def _stored(result: Any) -> dict[str, Any]:
+    if result.verdict == Verdict.SAME:
+        return {"verdict": str(result.verdict)}
+    kept = {
+        key: value for key, value in dataclasses.asdict(result).items() if value not in (None, "") and key != "case"
+    }
+    return {key: _rounded(value) if isinstance(value, float) else value for key, value in kept.items()}
+
+
+def _rounded(number: float) -> float | str:
+    return float(f"{number:.6g}") if np.isfinite(number) else str(number)
+
+
+def main(arguments: list[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("name", nargs="?", choices=RELEASES, help="of a framework")
+    parser.add_argument("version", nargs="?", help="of its wheel; by default the newest that was asked")
+    parser.add_argument("--all", action="store_true", help="all frameworks and releases")
+    parser.add_argument("--out", type=Path, help="where the verdicts are stored; by default they are only printed")
+    options = parser.parse_args(arguments)
+    if options.all == bool(options.name):
+        parser.error("give the name of a framework, or --all")
+    wanted = [(name, version) for name, versions in RELEASES.items() for version in versions]
+    if options.name:
+        wanted = [(options.name, options.version or RELEASES[options.name][0])]
+    frameworks: dict[str, dict[str, Any]] = {}
+    for name, version in wanted:
+        package = importlib.import_module(f"repros.frameworks.{name}").PACKAGE
+        frameworks.setdefault(name, {})[version] = answers = ask(name, unzipped(package, version))
+        for definition, cases in answers.items():
+            print(f"{name} {version} {definition}: {_summary(cases)}", flush=True)
+    if options.out:
+        publish({"frameworks": frameworks}, options.out, quietly=True)
+
+
+def _summary(cases: dict[str, Any]) -> str:
+    if "error" in cases:
+        return cases["error"]
+    verdicts = [cell["verdict"] for cell in cases.values()]
+    lines = [", ".join(f"{verdicts.count(verdict)} {verdict}" for verdict in Verdict)]
+    for case, cell in cases.items():
+        if cell["verdict"] in (Verdict.WRONG, Verdict.OTHER):
+            lines.append(
+                f"    {cell['verdict']}: {case}: {cell.get('says', '')} {cell.get('value', '')} {cell.get('expected', '')} {cell.get('slope', '')} {cell.get('expected_slope', '')}"
+            )
+    return "\n".join(lines)
+
+
+if __name__ == "__main__":
+    main()
