@@ -5,8 +5,6 @@ A mean over all tokens of a step is its only mean: GSPO and SAPO are asked as th
 
 from types import SimpleNamespace
 
-import torch
-
 from workbench.conform import NotOffered, with_torch
 
 PACKAGE = "areal"
@@ -14,12 +12,12 @@ OFFERS = {"epsilon_high", "delta", "processes", "scale_rewards", "sapo_temperatu
 OFFERS |= {f"importance_sampling_{what}" for what in ("level", "mode", "clip_min", "clip_max")}
 
 
-def functions(take):
+def functions(wheel):
     names = ["_compute_sequence_level_ratio_and_advantages", "RejectionSamplingResult", "_check_bounds"]
     names += ["apply_rejection_sampling", "ppo_actor_loss_fn", "sapo_loss_fn"]
-    f = take("areal/utils/functional/functional.py", *names)
+    f = wheel.take("areal/utils/functional/functional.py", *names)
     one_process = SimpleNamespace(is_initialized=lambda: False)
-    data = take("areal/utils/data.py", "Normalization", dist=one_process)
+    data = wheel.take("areal/utils/data.py", "Normalization", dist=one_process)
 
     def loss(case, claim):
         s, mask = case.settings, case.mask.bool()

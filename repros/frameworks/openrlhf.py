@@ -1,5 +1,6 @@
-"""OpenRLHF: `PolicyLoss` and the KL term as `PolicyModelTrainer.training_step` adds it; advantages of `RemoteExperienceMaker`."""
+"""OpenRLHF: `PolicyLoss`, the KL term as `training_step` of the actor adds it, and the advantages of its experience maker."""
 
+import itertools
 from types import SimpleNamespace
 
 import torch
@@ -12,15 +13,17 @@ OFFERS |= {f"importance_sampling_{what}" for what in ("level", "mode", "clip_min
 ESTIMATORS = {"grpo": {"group": "group_norm", "none": "dr_grpo"}, "rloo": {"group": "rloo"}}
 
 
-def functions(take):
-    utils = take("openrlhf/models/utils.py", "masked_mean", "KL_IS_WEIGHT_CLIP", "compute_approx_kl", "compute_reward")
-    losses = take("openrlhf/models/loss.py", "aggregate_loss", "PolicyLoss", masked_mean=utils.masked_mean)
+def functions(wheel):
+    utils = wheel.take(
+        "openrlhf/models/utils.py", "masked_mean", "KL_IS_WEIGHT_CLIP", "compute_approx_kl", "compute_reward"
+    )
+    losses = wheel.take("openrlhf/models/loss.py", "aggregate_loss", "PolicyLoss", masked_mean=utils.masked_mean)
     # The divisors of an optimizer step: `dist` is asked only whether there is a process group.
-    step = take("openrlhf/utils/loss_utils.py", "_optimizer_step_loss_norm", dist=torch.distributed)
+    step = wheel.take("openrlhf/utils/loss_utils.py", "_optimizer_step_loss_norm", dist=torch.distributed)
     methods = [f"RemoteExperienceMaker.{name}" for name in ("compute_advantages_and_returns", "get_cumulative_returns")]
-    given = {"itertools": __import__("itertools"), "apply_length_penalties": lambda *_: None}
+    given = {"itertools": itertools, "apply_length_penalties": lambda *_: None}
     file = "openrlhf/trainer/ppo_utils/experience_maker.py"
-    maker = take(file, *methods, compute_reward=utils.compute_reward, **given)
+    maker = wheel.take(file, *methods, compute_reward=utils.compute_reward, **given)
 
     def loss(case, claim):
         s = case.settings
@@ -50,6 +53,8 @@ def functions(take):
         estimator = ESTIMATORS[kind].get(case.settings["scale_rewards"])
         if estimator is None:
             raise NotOffered("no deviation of the batch")
+        if case.num_generations == 1:
+            raise NotOffered("its command line refuses groups of one")
         n, ones = len(case.rewards), torch.ones(len(case.rewards), 1)
         rows = SimpleNamespace(rewards=case.rewards, index=list(range(n)), kl=ones * 0.0, action_mask=ones, info={})
         options = SimpleNamespace(estimator=estimator, gamma=1.0, no_std_norm=False)

@@ -8,7 +8,6 @@ Each framework has an adapter in this folder: `functions(take)` names what each 
 
 import argparse
 import dataclasses
-import functools
 import importlib
 from collections.abc import Callable
 from pathlib import Path
@@ -16,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from repros.frameworks.wheels import take, unzipped
+from repros.frameworks.wheels import Wheel, unzipped
 from tools.record import publish
 from workbench.conform import Case, NotOffered, Verdict, conform_report
 from workbench.errors import ParameterError
@@ -53,7 +52,7 @@ def ask(name: str, folder: Path) -> dict[str, dict[str, dict[str, Any]]]:
     """
     adapter = importlib.import_module(f"repros.frameworks.{name}")
     answers = {}
-    for definition, function in adapter.functions(functools.partial(take, folder)).items():
+    for definition, function in adapter.functions(Wheel(folder)).items():
         try:
             report = conform_report(within(adapter.OFFERS, function), definition, name)
         except ParameterError as error:  # no case has an answer
@@ -105,9 +104,8 @@ def _summary(cases: dict[str, Any]) -> str:
     lines = [", ".join(f"{verdicts.count(verdict)} {verdict}" for verdict in Verdict)]
     for case, cell in cases.items():
         if cell["verdict"] in (Verdict.WRONG, Verdict.OTHER):
-            lines.append(
-                f"    {cell['verdict']}: {case}: {cell.get('says', '')} {cell.get('value', '')} {cell.get('expected', '')} {cell.get('slope', '')} {cell.get('expected_slope', '')}"
-            )
+            said = [f"{name} {cell[name]}" for name in ("value", "expected", "slope", "expected_slope") if name in cell]
+            lines.append(f"    {cell['verdict']}: {case}: {cell.get('says', '')} {', '.join(said)}")
     return "\n".join(lines)
 
 

@@ -20,18 +20,18 @@ MEANS = {
 }
 
 
-def functions(take):
+def functions(wheel):
     silent = SimpleNamespace(warning=lambda *_: None)
     sys.modules.setdefault("loguru", SimpleNamespace(logger=silent))  # imported inside of functions
-    torch_utils = vars(take(FOLDER + "torch_utils.py", "masked_mean", "safe_exp_delta"))
+    torch_utils = vars(wheel.take(FOLDER + "torch_utils.py", "masked_mean", "safe_exp_delta"))
     parts = ["off_policy_correction_enabled", "compute_tis_ratio", "compute_outlier_token_mask", "compute_token_mask"]
     parts += ["compute_sequence_mask", "compute_off_policy_correction", "apply_off_policy_correction"]
-    correction = take(FOLDER + "off_policy_correction_utils.py", *parts, **torch_utils)
+    correction = wheel.take(FOLDER + "off_policy_correction_utils.py", *parts, **torch_utils)
     names = ["ppo_policy_loss", "gspo_policy_loss", "sapo_policy_loss", "compute_policy_loss_cispo", "dppo_policy_loss"]
     names += ["reduce_loss", "apply_loss_reduction_to_advantages_minibatch", "compute_approx_kl"]
     names += ["compute_grpo_outcome_advantage", "compute_rloo_outcome_advantage"]
     given = torch_utils | {"apply_off_policy_correction": correction.apply_off_policy_correction}
-    utils = take(FOLDER + "ppo_utils.py", *names, **given)
+    utils = wheel.take(FOLDER + "ppo_utils.py", *names, **given)
 
     def loss(case, kind, claim):
         s, mask = case.settings, case.mask

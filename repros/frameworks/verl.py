@@ -20,15 +20,15 @@ class ActorConfig(SimpleNamespace):
         return getattr(self, name, default)
 
 
-def functions(take):
-    masked = take("verl/utils/torch_functional.py", "masked_sum", "masked_mean", "masked_var", "masked_whiten")
+def functions(wheel):
+    masked = wheel.take("verl/utils/torch_functional.py", "masked_sum", "masked_mean", "masked_var", "masked_whiten")
     losses = [f"compute_policy_loss_{kind}" for kind in ("vanilla", "gspo", "cispo", "sapo", "dppo_tv", "gpg")]
     groups = [f"compute_{kind}_outcome_advantage" for kind in ("grpo", "rloo", "gdpo")]
     file, given = "verl/trainer/ppo/core_algos.py", {"verl_F": masked, "ActorConfig": ActorConfig, "AlgoConfig": dict}
-    core = take(file, "agg_loss", "kl_penalty", "kl_penalty_forward", *losses, *groups, **given)
+    core = wheel.take(file, "agg_loss", "kl_penalty", "kl_penalty_forward", *losses, *groups, **given)
     parts = ("SAFETY_BOUND", "_parse_rollout_is_threshold", "compute_rollout_correction_weights")
     given = {"verl_F": masked, "compute_is_metrics": lambda **_: {}}
-    rollout = take("verl/trainer/ppo/rollout_corr_helper.py", *parts, **given)
+    rollout = wheel.take("verl/trainer/ppo/rollout_corr_helper.py", *parts, **given)
 
     def loss(case, kind, claim):
         s, mask = case.settings, case.mask.bool()

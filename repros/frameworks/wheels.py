@@ -1,4 +1,4 @@
-"""The wheels of frameworks: downloaded by name, unzipped, and read function by function, so that nothing of theirs is installed.
+"""The wheels of frameworks: downloaded by name, unzipped, and read function by function; nothing of theirs is installed.
 
 A function is executed from its own source with what its module would have imported; the decorators of functions are left out,
 apart from `torch.no_grad`. Registries, Ray and compilation are in decorators and imports alone.
@@ -14,6 +14,7 @@ import sys
 import tempfile
 import typing
 import zipfile
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -23,6 +24,19 @@ import torch
 
 FOLDER = Path(__file__).with_name("wheels")  # ignored by git
 _NO_GRAD = "torch.no_grad()"
+_IMPORTED: dict[str, Any] = {
+    **vars(typing),
+    "torch": torch,
+    "nn": torch.nn,
+    "F": torch.nn.functional,
+    "Tensor": torch.Tensor,
+    "np": np,
+    "math": math,
+    "functools": functools,
+    "defaultdict": collections.defaultdict,
+    "dataclass": dataclasses.dataclass,
+    "field": dataclasses.field,
+}
 
 
 def unzipped(package: str, version: str, folder: Path = FOLDER) -> Path:
@@ -43,32 +57,72 @@ def unzipped(package: str, version: str, folder: Path = FOLDER) -> Path:
     return target
 
 
-def take(folder: Path, path: str, *names: str, **given: Any) -> SimpleNamespace:
-    """Execute functions, classes and constants of a file, `Class.method` for a method, without the rest of the file.
+@dataclasses.dataclass(frozen=True)
+class Wheel:
+    """An unzipped wheel."""
 
-    Args:
-        folder: of the unzipped wheel.
-        path: of the file in it.
-        names: of what is taken; a function finds the others of the same call by their names.
-        given: what the file would have imported.
+    folder: Path
 
-    Raises:
-        LookupError: if the file has no such name.
-    """
-    scope: dict[str, Any] = {"torch": torch, "np": np, "math": math, "nn": torch.nn, "F": torch.nn.functional}
-    scope |= {"Tensor": torch.Tensor, "dataclass": dataclasses.dataclass, "field": dataclasses.field}
-    scope |= {"defaultdict": collections.defaultdict, "functools": functools, **vars(typing), **given}
-    tree = ast.parse((folder / path).read_text(encoding="utf-8"))
-    future = ast.ImportFrom("__future__", [ast.alias("annotations")], 0)
-    for name in names:
-        node = _node(tree.body, name.split("."))
+    def take(self, path: str, *names: str, **given: Any) -> SimpleNamespace:
+        """Execute functions, classes and constants of a file, without the rest of the file.
+
+        Args:
+            path: of the file in the wheel.
+            names: of what is taken, `Class.method` for a method; a function finds the others of the same call.
+            given: what the file would have imported.
+
+        Raises:
+            LookupError: if the file has no such name.
+        """
+        scope = _IMPORTED | given
+        for name in names:
+            node = self._definition(path, name)
+            if isinstance(node, ast.FunctionDef):
+                node.decorator_list = [one for one in node.decorator_list if ast.unparse(one) == _NO_GRAD]
+            self._execute([node], path, scope)
+        return SimpleNamespace(**{name.rpartition(".")[2]: scope[name.rpartition(".")[2]] for name in names})
+
+    def lines(self, path: str, name: str, first: str, last: str, **given: Any) -> Callable[..., SimpleNamespace]:
+        """Make a function of a part of a longer one: it takes what the part reads, and gives all variables after it.
+
+        Args:
+            path, given: as in `take`.
+            name: of the longer function.
+            first, last: how the first and the last statement begin, as `ast.unparse` writes them.
+
+        Raises:
+            LookupError: if there are no such statements in one block.
+        """
+        for block in _blocks(self._definition(path, name)):
+            starts = [number for number, node in enumerate(block) if ast.unparse(node).startswith(first)]
+            ends = [number for number, node in enumerate(block) if ast.unparse(node).startswith(last)]
+            if starts and ends:
+                return functools.partial(self._variables, block[starts[0] : ends[-1] + 1], path, given)
+        raise LookupError(f"{self.folder.name}: {name} in {path} has no lines from {first!r} to {last!r}")
+
+    def _variables(self, nodes: list[ast.stmt], path: str, given: dict[str, Any], /, **read: Any) -> SimpleNamespace:
+        scope = _IMPORTED | given | read
+        self._execute(nodes, path, scope)
+        return SimpleNamespace(**scope)
+
+    def _execute(self, nodes: list[ast.stmt], path: str, scope: dict[str, Any]) -> None:
+        future = ast.ImportFrom("__future__", [ast.alias("annotations")], 0)
+        module = ast.fix_missing_locations(ast.Module([future, *nodes], []))
+        exec(compile(module, str(self.folder / path), "exec"), scope)
+
+    def _definition(self, path: str, name: str) -> ast.stmt:
+        node = _node(ast.parse((self.folder / path).read_text(encoding="utf-8")).body, name.split("."))
         if node is None:
-            raise LookupError(f"{folder.name}: {path} has no {name}")
-        if isinstance(node, ast.FunctionDef):
-            node.decorator_list = [one for one in node.decorator_list if ast.unparse(one) == _NO_GRAD]
-        module = ast.fix_missing_locations(ast.Module([future, node], []))
-        exec(compile(module, str(folder / path), "exec"), scope)
-    return SimpleNamespace(**{name.rpartition(".")[2]: scope[name.rpartition(".")[2]] for name in names})
+            raise LookupError(f"{self.folder.name}: {path} has no {name}")
+        return node
+
+
+def _blocks(node: ast.AST) -> Iterator[list[ast.stmt]]:
+    """The lists of statements in a node, the outer ones first."""
+    for inner in ast.walk(node):
+        for part in ("body", "orelse"):
+            if isinstance(block := getattr(inner, part, None), list):
+                yield block
 
 
 def _node(body: list[ast.stmt], names: list[str]) -> ast.stmt | None:
