@@ -19,7 +19,9 @@ def functions(wheel):
     names += ("_get_rollout_is_correction", "_apply_rollout_importance_sampling", "_compute_off_policy_sequence_mask")
     given = {"gather_object": lambda x: x, "nanmin": torch.min, "nanmax": torch.max}  # of metrics
     file = "swift/rlhf_trainers/grpo_trainer.py"
-    swift = wheel.take(file, "WINDOW_NORMALIZED_LOSS_TYPES", *(f"GRPOTrainer.{name}" for name in names), **given)
+    names = [name for name in names if wheel.has(file, f"GRPOTrainer.{name}")]  # the second is new in 4.6.0
+    constants = [name for name in ("WINDOW_NORMALIZED_LOSS_TYPES",) if wheel.has(file, name)]
+    swift = wheel.take(file, *constants, *(f"GRPOTrainer.{name}" for name in names), **given)
     rewards_of = wheel.take("swift/rl_core/advantage.py", "compute_advantages", nanstd=nanstd)
 
     def trainer(case):

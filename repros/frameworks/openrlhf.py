@@ -1,5 +1,6 @@
 """OpenRLHF: `PolicyLoss`, the KL term as `training_step` of the actor adds it, and the advantages of its experience maker."""
 
+import inspect
 import itertools
 from types import SimpleNamespace
 
@@ -31,6 +32,8 @@ def functions(wheel):
         kind = "gspo" if s["importance_sampling_level"] == "sequence" else "ppo"
         options = {"dual_clip": s["delta"], "token_level_loss": claim != "grpo", "policy_loss_type": kind}
         if mode := s["importance_sampling_mode"]:
+            if "is_correction_level" not in inspect.signature(losses.PolicyLoss).parameters:
+                raise NotOffered("the correction has other options before 0.11.2")
             level, _, action = mode.partition("_")
             if level != "token":
                 raise NotOffered("a row's weight: it leaves rows out, and weighs the others token by token")

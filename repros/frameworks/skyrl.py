@@ -26,10 +26,13 @@ def functions(wheel):
     torch_utils = vars(wheel.take(FOLDER + "torch_utils.py", "masked_mean", "safe_exp_delta"))
     parts = ["off_policy_correction_enabled", "compute_tis_ratio", "compute_outlier_token_mask", "compute_token_mask"]
     parts += ["compute_sequence_mask", "compute_off_policy_correction", "apply_off_policy_correction"]
-    correction = wheel.take(FOLDER + "off_policy_correction_utils.py", *parts, **torch_utils)
+    file = FOLDER + "off_policy_correction_utils.py"
+    parts = [name for name in parts if wheel.has(file, name)]  # the first is new in 0.3.0
+    correction = wheel.take(file, *parts, **torch_utils)
     names = ["ppo_policy_loss", "gspo_policy_loss", "sapo_policy_loss", "compute_policy_loss_cispo", "dppo_policy_loss"]
     names += ["reduce_loss", "apply_loss_reduction_to_advantages_minibatch", "compute_approx_kl"]
     names += ["compute_grpo_outcome_advantage", "compute_rloo_outcome_advantage"]
+    names = [name for name in names if wheel.has(FOLDER + "ppo_utils.py", name)]  # DPPO too
     given = torch_utils | {"apply_off_policy_correction": correction.apply_off_policy_correction}
     utils = wheel.take(FOLDER + "ppo_utils.py", *names, **given)
 
@@ -68,7 +71,7 @@ def functions(wheel):
 
     kinds = dict.fromkeys(("dapo", "grpo", "dr_grpo", "dual_clip", "decoupled_ppo", "icepop"), "ppo_policy_loss")
     kinds |= {"gspo": "gspo_policy_loss", "cispo": "compute_policy_loss_cispo", "sapo": "sapo_policy_loss"}
-    kinds |= {"dppo": "dppo_policy_loss"}
+    kinds |= {"dppo": "dppo_policy_loss"} if "dppo_policy_loss" in names else {}
     asked = {name: with_torch(lambda case, k=kind, n=name: loss(case, k, n)) for name, kind in kinds.items()}
     for kind in ("grpo", "rloo"):
         asked[f"{kind}_advantages"] = with_torch(lambda case, k=kind: advantages(case, k))

@@ -82,6 +82,10 @@ class Wheel:
             self._execute([node], path, scope)
         return SimpleNamespace(**{name.rpartition(".")[2]: scope[name.rpartition(".")[2]] for name in names})
 
+    def has(self, path: str, name: str) -> bool:
+        """True if a file of the wheel has a function, class or constant."""
+        return _node(self._tree(path).body, name.split(".")) is not None
+
     def lines(self, path: str, name: str, first: str, last: str, **given: Any) -> Callable[..., SimpleNamespace]:
         """Make a function of a part of a longer one: it takes what the part reads, and gives all variables after it.
 
@@ -110,8 +114,11 @@ class Wheel:
         module = ast.fix_missing_locations(ast.Module([future, *nodes], []))
         exec(compile(module, str(self.folder / path), "exec"), scope)
 
+    def _tree(self, path: str) -> ast.Module:
+        return ast.parse((self.folder / path).read_text(encoding="utf-8"))
+
     def _definition(self, path: str, name: str) -> ast.stmt:
-        node = _node(ast.parse((self.folder / path).read_text(encoding="utf-8")).body, name.split("."))
+        node = _node(self._tree(path).body, name.split("."))
         if node is None:
             raise LookupError(f"{self.folder.name}: {path} has no {name}")
         return node
