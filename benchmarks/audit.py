@@ -108,7 +108,7 @@ def _tools(rows: list[dict]) -> list[str]:
 
 
 def sums(rows: list[dict]) -> list[str]:
-    """Return a Markdown table of how many runs have which result, by tool."""
+    """Return a Markdown table of how many runs have which result, by tool; a result that no faulty run has is left out."""
     tools = _tools(rows)
 
     def counted(wanted: Callable[[dict], bool], of: Callable[[dict], bool]) -> list[str]:
@@ -124,6 +124,7 @@ def sums(rows: list[dict]) -> list[str]:
     }
     faulty, healthy = (lambda row: bool(row["fault"])), (lambda row: not row["fault"])
     lines = [[title, *counted(lambda row, is_=is_: row["result"] == is_, faulty)] for title, is_ in results.items()]
+    lines = [line for line in lines if any(not cell.startswith("0 ") for cell in line[1:])]
     lines += [
         ["healthy runs with a problem (CRITICAL)", *counted(lambda row: row["problems"] > 0, healthy)],
         ["healthy runs with a warning", *counted(lambda row: row["warnings"] > 0, healthy)],

@@ -17,6 +17,7 @@ from benchmarks import (
     error_rates,
     evidence,
     false_alarms,
+    frameworks,
     gpu,
     pads_in_the_loss,
     public_logs,
@@ -40,6 +41,7 @@ PAGES: dict[str, Callable[[], Iterable[str]]] = {
         *made_section([*false_alarms.provenance(), *rule_rates.provenance(), *reward_report.provenance()]),
     ],
     "attribution.md": attribution.page,
+    "conform.md": frameworks.page,
     "check_step_grid.md": check_step_grid.page,
     "gpu.md": gpu.page,
     "real_weights.md": evidence.page,
@@ -51,6 +53,7 @@ CSVS: dict[str, Callable[[], str]] = {
     "baselines.csv": documented_page.runs_csv,
     "baselines_copies.csv": documented_page.copies_csv,
     "check_step_grid.csv": check_step_grid.settings_csv,
+    "conform.csv": frameworks.cases_csv,
     "costs.csv": evidence.costs_csv,
     "documented_place.csv": documented_verdicts.place_csv,
     "documented_trend.csv": documented_verdicts.trend_csv,
@@ -90,7 +93,7 @@ def pages() -> dict[Path, str]:
     """Make the text of each page and of each CSV that shows what was measured."""
     found = {EVIDENCE / name: make() for name, make in CSVS.items()}
     for path in sorted({*DOCS.rglob("*.md"), *(EVIDENCE / name for name in PAGES)}):
-        if path.name in PAGES:
+        if path.parent == EVIDENCE and path.name in PAGES:
             up = "../" * (len(path.relative_to(ROOT).parts) - 1)
             found[path] = "\n".join(PAGES[path.name]()).replace("](../data/", f"]({up}data/")
         elif "<!-- measured: " in (text := path.read_text(encoding="utf-8")):

@@ -173,14 +173,9 @@ def page(result: dict) -> list[str]:
         "",
         *table(["outcome", "tests"], rows),
         "",
-        "Why tests failed on both:",
-        "",
-        *table(["reason", "tests"], [[why.replace("|", "\\|"), str(n)] for why, n in groups.most_common()]),
+        "Why a test failed or was skipped is in `data/measured/trl_tests.json`: most want a model, a package or a server that",
+        "is not here.",
         *(["", "Passed on TRL's trainers alone:", "", *(f"- {line}" for line in alone)] if alone else []),
-        "",
-        "Why tests were skipped:",
-        "",
-        *table(["reason", "tests"], [[why.replace("|", "\\|"), str(n)] for why, n in skipped.most_common()]),
     ]
 
 

@@ -18,8 +18,10 @@ import numpy as np
 from repros.frameworks.wheels import Wheel, unzipped
 from tools.record import publish
 from workbench.conform import Case, NotOffered, Verdict, conform_report
+from workbench.conform.questions import load_questions
 from workbench.errors import ParameterError
 
+OTHERS = (Verdict.OTHER, Verdict.WRONG, Verdict.NOT_OFFERED)
 # Adapter -> the releases that `--all` asks, the newest first.
 RELEASES = {
     "trl": ("1.16.0", "1.15.0"),
@@ -43,8 +45,8 @@ def within(offers: set[str], function: Callable[[Case], Any]) -> Callable[[Case]
     return asked
 
 
-def ask(name: str, folder: Path) -> dict[str, dict[str, dict[str, Any]]]:
-    """What each function of a framework answers: definition -> case -> verdict, and where it is not the same why.
+def ask(name: str, folder: Path) -> dict[str, dict[str, Any]]:
+    """What each function of a framework answers: definition -> the number of cases that are the same, and the others.
 
     Args:
         name: of the adapter.
@@ -56,17 +58,29 @@ def ask(name: str, folder: Path) -> dict[str, dict[str, dict[str, Any]]]:
         try:
             report = conform_report(within(adapter.OFFERS, function), definition, name)
         except ParameterError as error:  # no case has an answer
-            answers[definition] = {"error": str(error)}
+            if "raised" in str(error):
+                raise
+            others = {case: {"verdict": str(Verdict.NOT_OFFERED), "says": str(error)} for case in cases_of(definition)}
+            answers[definition] = {"same": 0, "others": others}
             continue
-        answers[definition] = {result.case: _stored(result) for result in report.results}
+        same = len(report.of(Verdict.SAME))
+        others = {result.case: _stored(result) for result in report.results if result.verdict != Verdict.SAME}
+        answers[definition] = {"same": same, "others": others}
     return answers
 
 
+def cases_of(definition: str) -> list[str]:
+    """The names of the cases of a definition, the smallest first."""
+    return [question.name for question in load_questions() if definition in question.expected]
+
+
 def _stored(result: Any) -> dict[str, Any]:
-    if result.verdict == Verdict.SAME:
-        return {"verdict": str(result.verdict)}
+    if result.verdict != Verdict.WRONG:
+        return {"verdict": str(result.verdict), "says": result.says}
     kept = {
-        key: value for key, value in dataclasses.asdict(result).items() if value not in (None, "") and key != "case"
+        key: value
+        for key, value in dataclasses.asdict(result).items()
+        if value not in (None, "") and key not in ("case", "place")
     }
     return {key: _rounded(value) if isinstance(value, float) else value for key, value in kept.items()}
 
@@ -91,19 +105,18 @@ def main(arguments: list[str] | None = None) -> None:
     for name, version in wanted:
         package = importlib.import_module(f"repros.frameworks.{name}").PACKAGE
         frameworks.setdefault(name, {})[version] = answers = ask(name, unzipped(package, version))
-        for definition, cases in answers.items():
-            print(f"{name} {version} {definition}: {_summary(cases)}", flush=True)
+        for definition, answer in answers.items():
+            print(f"{name} {version} {definition}: {_summary(answer)}", flush=True)
     if options.out:
         publish({"frameworks": frameworks}, options.out, quietly=True)
 
 
-def _summary(cases: dict[str, Any]) -> str:
-    if "error" in cases:
-        return cases["error"]
-    verdicts = [cell["verdict"] for cell in cases.values()]
-    lines = [", ".join(f"{verdicts.count(verdict)} {verdict}" for verdict in Verdict)]
-    for case, cell in cases.items():
-        if cell["verdict"] in (Verdict.WRONG, Verdict.OTHER):
+def _summary(answer: dict[str, Any]) -> str:
+    others = answer["others"]
+    verdicts = [str(cell["verdict"]) for cell in others.values()]
+    lines = [", ".join([f"{answer['same']} same", *(f"{verdicts.count(verdict)} {verdict}" for verdict in OTHERS)])]
+    for case, cell in others.items():
+        if cell["verdict"] != Verdict.NOT_OFFERED:
             said = [f"{name} {cell[name]}" for name in ("value", "expected", "slope", "expected_slope") if name in cell]
             lines.append(f"    {cell['verdict']}: {case}: {cell.get('says', '')} {', '.join(said)}")
     return "\n".join(lines)

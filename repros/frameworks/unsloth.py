@@ -2,7 +2,7 @@
 
 import torch
 
-from workbench.conform import with_torch
+from workbench.conform import NotOffered, with_torch
 
 PACKAGE = "unsloth_zoo"
 OFFERS = {"epsilon_high", "delta", "beta", "use_bias_correction_kl", "processes"}
@@ -25,7 +25,10 @@ def functions(wheel):
             options["vllm_importance_sampling_clip_max"] = float("inf")
         ids, beta = torch.zeros_like(case.mask, dtype=torch.long), options.pop("beta")
         tables = (case.ref_logps, case.logps, case.old_logps, case.sampled_logps, ids, case.mask, beta)
-        return zoo.grpo_compute_loss(*tables, case.advantages, **options)[0]
+        try:
+            return zoo.grpo_compute_loss(*tables, case.advantages, **options)[0]
+        except ValueError as error:  # a mode that this release does not have yet
+            raise NotOffered(str(error)) from error
 
     claims = ("dapo", "grpo", "bnpo", "dr_grpo", "gspo", "luspo", "cispo", "sapo", "dual_clip")
     claims += ("decoupled_ppo", "icepop")

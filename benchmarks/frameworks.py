@@ -1,0 +1,135 @@
+"""The page of what frameworks' losses answer to `workbench conform`; `python -m repros.frameworks.run --all` asks them."""
+
+from collections import Counter
+from collections.abc import Iterator
+
+from repros.frameworks.causes import cause_of
+from repros.frameworks.run import cases_of
+from tools.record import csv_next_to_page, csv_text, made_with, measured, table
+
+NAMES = {
+    "trl": "TRL",
+    "verl": "verl",
+    "openrlhf": "OpenRLHF",
+    "skyrl": "SkyRL",
+    "areal": "AReaL",
+    "ms_swift": "ms-swift",
+    "unsloth": "Unsloth",
+}
+VERDICTS = ("same", "other by choice", "wrong", "not offered")
+# How the names of a group's cases begin; a name belongs to the first group that fits.
+GROUPS = {
+    "missing rewards": ("one reward ", "a group of nan", "None for some"),
+    "groups of one": ("a group of one", "groups of one"),
+    "KL": ("kl",),
+    "NaN behind the end": ("nan behind",),
+    "the sampler": ("weights ", "a log-prob of", "a sampler ", "rows off policy"),
+    "micro-batches, processes": ("two micro", "two unequal", "three ", "a micro-batch", "two processes"),
+    "masks": ("tool tokens", "a row ", "all rows"),
+    "large ratios": ("ratios far",),
+    "settings": ("a higher", "a limit", "two-sided", "ratio of", "temperatures", "other gamma"),
+}
+REST = ("plain", "rewards")
+# Not packages, so only read: framework, commit, its default loss, the verdict that follows.
+READ = (
+    ("slime", "06787cf", "clipped, a mean of rows; dual clip is off", "same, as grpo"),
+    (
+        "NeMo-RL",
+        "006907a",
+        "clipped, a mean over tokens, with KL",
+        "same, as dapo; its KL has the gradient of the score too",
+    ),
+    ("prime-rl", "559b447", "DPPO's, and 0.001 times the squared log-ratio", "other by choice, to dppo"),
+    (
+        "open-instruct",
+        "0063d12",
+        "clipped at 0.8 and 1.272, weights of the sampler up to 2, a mean over tokens, with KL",
+        "same, as dapo with epsilon_high and token_truncate",
+    ),
+)
+
+
+def group_of(case: str) -> str:
+    """The group of a case by its name.
+
+    Example:
+        >>> [group_of(case) for case in ("kl by k1", "grpo: groups of one", "rloo: two groups", "four rows")]
+        ['KL', 'groups of one', 'rewards', 'plain']
+    """
+    _, colon, rest = case.partition(": ")
+    name = rest or case
+    return next((group for group, starts in GROUPS.items() if name.startswith(starts)), REST[bool(colon)])
+
+
+def cells(answers: dict) -> Iterator[tuple[str, str, dict]]:
+    """The answers of a release: definition, case, what is stored of it; a case that is not stored is the same."""
+    for claim, answer in answers.items():
+        for case in cases_of(claim):
+            yield claim, case, answer["others"].get(case, {"verdict": "same"})
+
+
+def row(framework: str, release: str, answers: dict, group: str) -> list[str] | None:
+    """The cells of a row behind the release: numbers of verdicts, and what is not the same; None where nothing is asked."""
+    counts: Counter[str] = Counter()
+    said: Counter[str] = Counter()
+    for claim, case, cell in cells(answers):
+        if group_of(case) != group:
+            continue
+        counts[cell["verdict"]] += 1
+        if cell["verdict"] == "other by choice":
+            said[f"other: {cell['says']}"] += 1
+        if cell["verdict"] == "wrong":
+            cause = cause_of(framework, release, claim, case)
+            said[f"{cause.kind}: {cause.text}" if cause else f"not read: {claim}, {case}"] += 1
+    if not counts:
+        return None
+    return [*(str(counts[verdict]) for verdict in VERDICTS), "; ".join(f"{text} ({n})" for text, n in said.items())]
+
+
+def cases_csv() -> str:
+    """Framework by group of cases by release; releases that answer the same are one row."""
+    rows = []
+    for name, releases in measured("conform")["frameworks"].items():
+        for group in (REST[0], *reversed(GROUPS), REST[1]):
+            merged: dict[tuple[str, ...], list[str]] = {}
+            for release, answers in releases.items():
+                if cells_of := row(name, release, answers, group):
+                    merged.setdefault(tuple(cells_of), []).append(release)
+            rows += [[NAMES[name], ", ".join(several), group, *of_row] for of_row, several in merged.items()]
+    for name, commit, loss, verdict in READ:
+        rows.append([name, f"{commit}, only read", "default loss", "", "", "", "", f"{loss}: {verdict}"])
+    return csv_text(["framework", "release", "cases", *VERDICTS, "what is not the same (cases)"], rows)
+
+
+def page() -> list[str]:
+    """The lines of the page."""
+    result = measured("conform")
+    frameworks = []
+    for name, releases in result["frameworks"].items():
+        release, answers = next(iter(releases.items()))
+        counts = Counter(cell["verdict"] for _, _, cell in cells(answers))
+        wrong = [(claim, case) for claim, case, cell in cells(answers) if cell["verdict"] == "wrong"]
+        causes = [cause_of(name, release, *one) for one in wrong]
+        kinds = Counter(cause.kind if cause else "not read" for cause in causes)
+        of_kind = ", ".join(f"{number} {kind}" for kind, number in kinds.most_common())
+        numbers = [str(counts[verdict]) for verdict in VERDICTS]
+        frameworks.append(
+            [f"{NAMES[name]} {release}", *numbers[:2], numbers[2] + (f": {of_kind}" if of_kind else ""), numbers[3]]
+        )
+    return [
+        "# One definition, every framework",
+        "",
+        "[`workbench conform`](../how-to/conform.md) asked the losses in these wheels, as their trainers add them up, and "
+        "the advantages.",
+        "",
+        *table(["newest release", *VERDICTS], frameworks),
+        "",
+        "*Own formula*: a choice that conform has no name for. *No guard*: NaN in, or no token left, and NaN out; a trainer "
+        "may prevent it. *Fault*: a completion that no function scored has reward 0. Before 4.6.0 ms-swift also divided DAPO "
+        "and CISPO once more by the number of micro-batches.",
+        "",
+        *csv_next_to_page("conform.csv"),
+        "",
+        f"Made by `python -m repros.frameworks.run --all` and `python -m benchmarks.pages`: {made_with(result)}.",
+        "",
+    ]

@@ -1,0 +1,148 @@
+"""The adapters to frameworks' losses: TRL's is asked, wheels are read without a network, the page says what is stored."""
+
+import csv
+import doctest
+import io
+import subprocess
+import zipfile
+from pathlib import Path
+
+import pytest
+import torch
+import trl
+from conftest import ROOT
+
+from benchmarks import frameworks
+from repros.frameworks import ms_swift, run, wheels
+from repros.frameworks.causes import CAUSES, cause_of
+from tools.record import measured
+from workbench.conform import Case, NotOffered
+
+STORED = measured("conform")["frameworks"]
+ANSWERS = [(name, release, answers) for name, releases in STORED.items() for release, answers in releases.items()]
+LOSS = """
+import somewhere_else
+
+LIMIT = 2.0
+
+@somewhere_else.compiled
+def limited(x):
+    return x.clamp(max=LIMIT)
+
+class Trainer:
+    @torch.no_grad()
+    def weight(self, x):
+        return x * self.factor
+
+    def sample(self, rewards):
+        if self.scaled:
+            mean = rewards.mean()
+            rewards = rewards - mean
+            logged = somewhere_else.log(rewards)
+"""
+
+
+@pytest.fixture
+def wheel(tmp_path):
+    (tmp_path / "loss.py").write_text(LOSS)
+    return wheels.Wheel(tmp_path)
+
+
+def test_a_function_is_taken_without_its_imports(wheel):
+    taken = wheel.take("loss.py", "LIMIT", "limited", "Trainer.weight")
+    x = torch.tensor([1.0, 5.0], requires_grad=True)
+    assert taken.limited(x).tolist() == [1.0, 2.0]
+    weight = taken.weight(type("Stub", (), {"factor": 3.0}), x)
+    assert weight.tolist() == [3.0, 15.0] and not weight.requires_grad
+    assert wheel.has("loss.py", "Trainer.sample") and not wheel.has("loss.py", "Trainer.limited")
+    with pytest.raises(LookupError, match=r"loss\.py has no absent"):
+        wheel.take("loss.py", "absent")
+
+
+def test_lines_of_a_function_are_taken_alone(wheel):
+    centred = wheel.lines("loss.py", "Trainer.sample", "mean = ", "rewards = ")
+    assert centred(rewards=torch.tensor([1.0, 3.0])).rewards.tolist() == [-1.0, 1.0]
+    with pytest.raises(LookupError, match="has no lines from 'median = '"):
+        wheel.lines("loss.py", "Trainer.sample", "median = ", "rewards = ")
+
+
+def test_a_wheel_is_downloaded_once(tmp_path, monkeypatch):
+    commands = []
+
+    def download(command, check):
+        commands.append(command)
+        with zipfile.ZipFile(Path(command[command.index("--dest") + 1]) / "pkg-1.0-py3-none-any.whl", "w") as archive:
+            archive.writestr("pkg-1.0.data/purelib/pkg/loss.py", "LIMIT = 2.0")
+            archive.writestr("pkg/weights.bin", "0")
+
+    monkeypatch.setattr(subprocess, "run", download)
+    for _ in range(2):
+        folder = wheels.unzipped("pkg", "1.0", tmp_path)
+    assert [path.relative_to(folder).as_posix() for path in folder.rglob("*.*")] == ["pkg/loss.py"]
+    assert len(commands) == 1 and commands[0][-1] == "pkg==1.0" and "--no-deps" in commands[0]
+
+
+@pytest.mark.parametrize("arguments", [[], ["trl", "--all"], ["nowhere"]])
+def test_the_command_wants_one_framework_or_all(arguments, capsys):
+    with pytest.raises(SystemExit):
+        run.main(arguments)
+    assert "usage" in capsys.readouterr().err
+
+
+def test_a_setting_that_is_not_offered_is_not_asked():
+    asked = run.within({"beta"}, lambda case: 1.0)
+    assert asked(Case("kl", needs=frozenset({"beta"}))) == 1.0
+    with pytest.raises(NotOffered, match="no setting for delta"):
+        asked(Case("two-sided clip", needs=frozenset({"beta", "delta"})))
+
+
+@pytest.mark.slow
+def test_trl_answers_what_is_stored_of_its_release():
+    if trl.__version__ not in STORED["trl"]:
+        pytest.skip(f"TRL {trl.__version__} is not stored, only {', '.join(STORED['trl'])}")
+    answers = run.ask("trl", Path(trl.__file__).parents[1])
+    assert answers == STORED["trl"][trl.__version__]
+    assert answers["dapo"]["same"] > 30
+    wrong = {
+        case
+        for answer in answers.values()
+        for case, cell in answer["others"].items()
+        if cell["verdict"] != "not offered"
+    }
+    assert wrong == {"nan behind the end (old)", "nan behind the end (all but the policy's)"}
+
+
+def test_every_wrong_case_has_a_cause_that_was_read():
+    wrong = {
+        (name, release, claim, case)
+        for name, release, answers in ANSWERS
+        for claim, case, cell in frameworks.cells(answers)
+        if cell["verdict"] == "wrong"
+    }
+    assert not [one for one in wrong if cause_of(*one) is None]
+    assert {cause_of(*one) for one in wrong} == set(CAUSES)
+
+
+def test_a_fault_is_reduced_to_lines_that_run():
+    assert doctest.testmod(ms_swift) == (0, 5)
+
+
+def test_stored_verdicts_are_of_the_cases_that_there_are():
+    assert {name: tuple(releases) for name, releases in STORED.items()} == run.RELEASES
+    for _, _, answers in ANSWERS:
+        for claim, answer in answers.items():
+            assert answer["others"].keys() <= set(run.cases_of(claim))
+            assert answer["same"] + len(answer["others"]) == len(run.cases_of(claim))
+
+
+def test_the_page_and_its_sheet_count_each_case_once():
+    text = (ROOT / "docs/evidence/conform.md").read_text()
+    sheet = list(csv.DictReader(io.StringIO((ROOT / "docs/evidence/conform.csv").read_text())))
+    for name, releases in STORED.items():
+        title = frameworks.NAMES[name]
+        assert f"| {title} {next(iter(releases))} |" in text
+        for release, answers in releases.items():
+            rows = [row for row in sheet if row["framework"] == title and release in row["release"].split(", ")]
+            counted = sum(int(row[verdict]) for row in rows for verdict in frameworks.VERDICTS)
+            assert counted == sum(len(run.cases_of(claim)) for claim in answers)
+    assert not [row for row in sheet if "not read" in row["what is not the same (cases)"]]
