@@ -114,7 +114,12 @@ def page() -> list[str]:
         of_kind = ", ".join(f"{number} {kind}" for kind, number in kinds.most_common())
         numbers = [str(counts[verdict]) for verdict in VERDICTS]
         frameworks.append(
-            [f"{NAMES[name]} {release}", *numbers[:2], numbers[2] + (f": {of_kind}" if of_kind else ""), numbers[3]]
+            [
+                f"{NAMES[name]} {release}",
+                *numbers[:2],
+                of_kind if len(kinds) == 1 else numbers[2] + (f": {of_kind}" if of_kind else ""),
+                numbers[3],
+            ]
         )
     return [
         "# One definition, every framework",

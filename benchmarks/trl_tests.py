@@ -173,8 +173,7 @@ def page(result: dict) -> list[str]:
         "",
         *table(["outcome", "tests"], rows),
         "",
-        "Why a test failed or was skipped is in `data/measured/trl_tests.json`: most want a model, a package or a server that",
-        "is not here.",
+        "`data/measured/trl_tests.json` has the reasons.",
         *(["", "Passed on TRL's trainers alone:", "", *(f"- {line}" for line in alone)] if alone else []),
     ]
 
