@@ -127,6 +127,11 @@ def test_another_estimate_of_the_kl_is_a_choice(estimator, formula):
     assert {result.says for result in report.of("other by choice")} == {formula}
 
 
+def test_other_advantages_of_several_rewards_are_wrong():
+    report = conform_report(lambda rewards, reward_weights: np.nansum(rewards, axis=1), "gdpo_advantages")
+    assert [result.verdict for result in report.results] == ["wrong"] * 3
+
+
 def group_advantages(rewards, groups, scale_rewards="group", ddof=1, added=1e-4, alone=0.0):
     advantages = np.zeros_like(rewards)
     for group in np.unique(groups):
