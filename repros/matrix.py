@@ -43,7 +43,7 @@ SHOWN = {
     "padding_without_positions": ("learned positions", "log-probs"),
     "loss_scale_masked": ("truncated rows masked", "loss"),
     "loss_scale_window": ("4 batches a generation, 2 an update", "loss"),
-    "luspo_padding": ("loss_type luspo", "gradient"),
+    "luspo_padding": ("loss_type luspo", "loss"),
     "zero_std_share": ("equal groups, scale_rewards batch", "metrics"),
     "copied_request_seed": ("vLLM, seed", "sampling"),
     "ratio_over_truncated_support": ("vLLM, top_k", "sampling"),

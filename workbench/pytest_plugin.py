@@ -4,7 +4,6 @@ The fixture `step_trainer` makes a trainer for a test. `pytest --conform my_pkg.
 test a case: does the loss compute what its definition says?
 """
 
-import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -68,7 +67,7 @@ class ConformItem(pytest.Item):
         if self.result.verdict == "wrong":
             pytest.fail(str(self.result), pytrace=False)
         if self.result.verdict == "other by choice":
-            warnings.warn(f"other by choice: {self.result}", stacklevel=1)
+            self.warn(pytest.PytestWarning(f"other by choice: {self.result}"))
 
-    def reportinfo(self) -> tuple[Path, int | None, str]:
-        return Path("conform"), None, f"conform: {self.name}"
+    def reportinfo(self) -> tuple[Path, int, str]:
+        return Path("conform"), 0, f"conform: {self.name}"
