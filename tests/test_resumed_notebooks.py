@@ -30,7 +30,8 @@ def killing(source, target, **how):
 if any("ipykernel" in word for word in sys.orig_argv):
     os.replace = killing
 """
-TIMES = ["elapsed_s", "step_time", "eps"]  # the last are the episodes of PPO in a second
+# Episodes of PPO in a second; the share of moved weights is measured where a step leaves time for it.
+TIMES = ["elapsed_s", "step_time", "eps", "update/moved"]
 AFTER_A_STEP = "progress.json", 3  # the second step is trained, and the first one is logged
 CHECKPOINT = "complete.json", 1
 
@@ -139,6 +140,8 @@ TRIED = [  # the others take minutes each on vLLM
     ("03_position_ids_and_padding", "before"),
     ("04_duplicate_prompts", "before"),
     ("08_who_moved_the_ratio", "before"),
+    ("10_do_the_weights_move", "before"),
+    ("10_do_the_weights_move", "behind"),
 ]
 
 
