@@ -148,7 +148,9 @@ def test_reports_go_beside_the_runs_and_redacted_ones_to_a_folder_of_their_own(t
 
 
 def test_a_page_escapes_every_value_and_has_no_script_unless_it_is_given_one(tmp_path):
-    page = render("index.html.j2", title="<b>\u202e", rows=[], comparisons={}, redacted=False)
+    page = render(
+        "index.html.j2", title="<b>\u202e", rows=[], comparisons={}, redacted=False, audits={"text": "", "mark": ""}
+    )
     assert '<h1>&lt;b&gt;<mark class="unseen"' in page
     assert "<script" not in page
     path = write_page(tmp_path / "new" / "page.html", page + "\ud800")
