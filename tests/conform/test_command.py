@@ -89,7 +89,7 @@ def test_the_example_of_the_page_is_the_same_in_each_case(tmp_path, monkeypatch,
 
 
 def test_pytest_gets_one_test_for_each_case(pytester):
-    pytester.makepyfile(my_loss=LOSS, test_mine="def test_mine(): pass")
+    pytester.makepyfile(my_loss=LOSS, test_beside_it="def test_mine(): pass")
     plugin = ["-p", "workbench.pytest_plugin"]
     options = ["--conform", "my_loss:policy_loss", "--conform-as"]
     healthy = pytester.runpytest_inprocess(*plugin, *options, "dapo", "-rs")
