@@ -139,6 +139,7 @@ TRIED = [  # the others take minutes each on vLLM
     *[(name, place) for name in BOTH for place in ("before", "behind")],
     ("03_position_ids_and_padding", "before"),
     ("04_duplicate_prompts", "before"),
+    ("04_duplicate_prompts", "behind"),
     ("08_who_moved_the_ratio", "before"),
     ("10_do_the_weights_move", "before"),
     ("10_do_the_weights_move", "behind"),
