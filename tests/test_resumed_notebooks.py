@@ -141,6 +141,7 @@ TRIED = [  # the others take minutes each on vLLM
     ("04_duplicate_prompts", "before"),
     ("04_duplicate_prompts", "behind"),
     ("08_who_moved_the_ratio", "before"),
+    ("09_is_the_sampler_the_policy", "before"),
     ("10_do_the_weights_move", "before"),
     ("10_do_the_weights_move", "behind"),
 ]
