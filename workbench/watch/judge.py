@@ -308,15 +308,21 @@ class Judge:
         return row.own * (np.arange(len(row.ids)) < row.end) * sampled_tokens(self.step.turns, row)
 
     def _improbable_copies(self) -> list[list[int]]:
-        """The rows of each completion that a group holds more than once, which is no chance."""
+        """The rows of each completion that a group holds more than once, which is no chance.
+
+        A rollout function may use a completion again on purpose, so of its groups only those that hold one are counted.
+        """
         size = self.step.num_generations
+        least = size if getattr(self.trainer, "rollout_func", None) is not None else 2
         equal: dict[tuple, list[int]] = {}
         for i, row in enumerate(self.step.rows):
             equal.setdefault((i // size, text_key(row.prompt_ids, row.ids)), []).append(i)
         return [
             rows
             for (_, key), rows in equal.items()
-            if key in self.alone and (len(rows) - 1) * float(self.alone[key].logps.sum()) < COPIES
+            if len(rows) >= least
+            and key in self.alone
+            and (len(rows) - 1) * float(self.alone[key].logps.sum()) < COPIES
         ]
 
     def _share_likeliest(self, rows: Sequence[SampledRow]) -> float:
