@@ -103,7 +103,7 @@ def is_alive(pid: int) -> bool:
 
 
 def _size(path: Path) -> tuple:
-    """What changes when a log is written to."""
+    """Size and time of the files of a log, which change when it is written to."""
     files = [path] if path.is_file() else sorted(p for p in path.rglob("*") if p.is_file()) if path.is_dir() else []
     sizes = []
     for file in files:

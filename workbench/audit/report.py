@@ -112,7 +112,7 @@ class RunAudit:
         return [line for f in self.findings if f.verdict == FOUND for line in paragraph(f)]
 
     def _open(self) -> list[str]:
-        """What was not checked: what this log has, and which two settings would let how many more rules speak."""
+        """Lines on how many rules were checked, what this log has, and the two settings that would let most others speak."""
         silent = [f for f in self.findings if f.verdict == CANNOT_TELL]
         failed = [f"{f.rule}: {f.advice}" for f in silent if f.cause == "error"]
         has = f"; this log has {', '.join(self.has)}" if self.has else ""
@@ -121,7 +121,8 @@ class RunAudit:
         if helps:
             more = " and with ".join(f"{setting} {rules} more" for setting, rules in helps)
             line += f". With {more} could speak; --json has what each rule lacks"
-        return ["  cannot tell:"] * bool(failed) + _wrapped(failed, "    ") + _wrapped([line], "  ")
+        head = ["  cannot tell:"] if failed else []
+        return head + _wrapped(failed, "    ") + _wrapped([line], "  ")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -298,7 +299,7 @@ def _audit(log: Log, own: Sequence[Rule]) -> RunAudit:
     known = ", ".join(f"{name} {log.facts[name]}" for name in PARAMETERS if name in log.facts)
     where = f" ({log.facts['settings_from']})" if "settings_from" in log.facts else ""
     lacks = tuple(log.lacks)
-    settings = known + where * bool(known)
+    settings = known + where if known else ""
     findings = tuple(check(log, own))
     return RunAudit(log.name, log.kind, len(log.steps), findings, lacks, settings, tuple(log.has), log.trainer)
 
@@ -316,7 +317,7 @@ def _count(findings: Sequence[Finding]) -> str:
 
 
 def _what_is_lost(findings: Sequence[Finding]) -> str:
-    """What the owner has lost where nothing is called a problem, such as `in 82% of the steps rewards teach nothing`.
+    """The owner's loss where nothing is called a problem, such as `in 82% of the steps rewards teach nothing`.
 
     An empty string where it is less than half of the steps or of the groups, and the answers get better.
     """

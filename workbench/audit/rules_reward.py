@@ -98,7 +98,8 @@ def reward_parts(log: Log) -> Finding:
     else:
         count, verb = len(rise or fall), "rise" if rise else "fall"
         lead = f"Only {which} {verb}s" if count == 1 else f"{count} of {len(parts)} parts of the reward {verb}"
-        lead += ", which the total hides" * (not course and log.metric("reward") is not None)
+        if not course and log.metric("reward") is not None:
+            lead += ", which the total hides"
     words = [f"{name} {value:+.2g}" for name, value in (rise | fall).items()]
     words += [f"{name} no sure change ({value:+.2g})" for name, value in still.items()]
     words += [_constant_part(name, value) for name, value in constant.items()]

@@ -15,6 +15,20 @@ from .names import PART
 # AsyncGRPO compares groups too, but a step may train a part of a group, or several rows of one conversation.
 TRAINERS_WITHOUT_GROUPS = ("PPO", "OnlineDPO", "Distillation", "AsyncGRPO")
 
+# Series that rules use, in plain words.
+IN_WORDS = {
+    "reward": "rewards",
+    "loss": "the loss",
+    "grad_norm": "gradient norms",
+    "kl": "the KL",
+    "entropy": "entropies",
+    "mean_length": "completion lengths",
+    "clipped_ratio": "clipped ratios",
+    "zero_std_share": "the share of groups with equal rewards",
+    "logp_difference": "sampler against scorer log-probs",
+}
+NOT_MISSED = ("loss", "kl")  # a log without them is no poorer
+
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Log:
@@ -99,34 +113,14 @@ class Log:
     @property
     def has(self) -> list[str]:
         """What rules use of this log, in plain words."""
-        words = {
-            "reward": "rewards",
-            "loss": "the loss",
-            "grad_norm": "gradient norms",
-            "kl": "the KL",
-            "entropy": "entropies",
-            "mean_length": "completion lengths",
-            "clipped_ratio": "clipped ratios",
-            "zero_std_share": "the share of groups with equal rewards",
-            "logp_difference": "sampler against scorer log-probs",
-        }
-        there = [text for name, text in words.items() if self.logged(name) is not None]
+        there = [text for name, text in IN_WORDS.items() if self.logged(name) is not None]
         parts = [f"{len(self.parts)} parts of the reward"] if len(self.parts) > 1 else []
         return there + parts + (["completions"] if self.completions is not None else [])
 
     @property
     def lacks(self) -> list[str]:
         """What rules ask for that this log does not contain, in plain words."""
-        wanted = {
-            "reward": "rewards",
-            "grad_norm": "gradient norms",
-            "entropy": "entropies",
-            "clipped_ratio": "clipped ratios",
-            "mean_length": "completion lengths",
-            "zero_std_share": "the share of groups with equal rewards",
-            "logp_difference": "sampler against scorer log-probs",
-        }
-        missing = [words for name, words in wanted.items() if self.logged(name) is None]
+        missing = [text for name, text in IN_WORDS.items() if name not in NOT_MISSED and self.logged(name) is None]
         return missing + (["completions"] if self.completions is None else [])
 
     @property
