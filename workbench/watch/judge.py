@@ -317,13 +317,13 @@ class Judge:
         equal: dict[tuple, list[int]] = {}
         for i, row in enumerate(self.step.rows):
             equal.setdefault((i // size, text_key(row.prompt_ids, row.ids)), []).append(i)
-        return [
-            rows
-            for (_, key), rows in equal.items()
-            if len(rows) >= least
-            and key in self.alone
-            and (len(rows) - 1) * float(self.alone[key].logps.sum()) < COPIES
-        ]
+        copies = []
+        for (_, key), rows in equal.items():
+            if len(rows) >= least and key in self.alone:
+                sampled = self._sampled(self.step.rows[rows[0]])  # pads behind an end are alike in every row
+                if (len(rows) - 1) * float((self.alone[key].logps * sampled).sum()) < COPIES:
+                    copies.append(rows)
+        return copies
 
     def _share_likeliest(self, rows: Sequence[SampledRow]) -> float:
         """The share of the tokens that were sampled in these rows and are the likeliest at their places."""
