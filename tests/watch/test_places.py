@@ -117,3 +117,18 @@ def test_an_unlikely_step_is_not_called_the_same(tmp_path, monkeypatch):
     monkeypatch.setattr("workbench.watch.judge.UNLIKELY", 2.0)
     stage = sampling(tmp_path, 8)
     assert stage.verdict == "cannot tell" and "(chance" in stage.cause, stage
+
+
+class ShortCopies(trl.GRPOTrainer):
+    """Half of each group is one stop token, with the pads behind it that TRL keeps."""
+
+    def _generate_single_turn(self, *args, **kwargs):
+        ids, *rest = super()._generate_single_turn(*args, **kwargs)
+        short = [14] + [self.processing_class.pad_token_id] * 11
+        return [short if n % 4 < 2 else row for n, row in enumerate(ids)], *rest
+
+
+def test_pads_behind_an_end_make_no_copy_improbable(tmp_path):
+    report = check_step(make(tmp_path, ShortCopies, generation_kwargs={"eos_token_id": [14]}))
+    assert "far beyond chance" not in report["sampling"].cause, report
+    assert report["ends"].verdict == "different"
