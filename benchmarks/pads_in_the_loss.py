@@ -19,8 +19,11 @@ from tools.record import ROOT, parser, publish, run_main, use_one_thread
 from workbench.curves.figures import DescribedFigure
 from workbench.replay.report import StepReport
 
-MENDED = ("from trl import GRPOConfig, GRPOTrainer", "from trl import GRPOConfig\nfrom workbench import GRPOTrainer")
-MENDED_STOP = ("train_dataset=data)", 'train_dataset=data, stops=["</search>"])')
+OUR_TRAINER = (
+    "from trl import GRPOConfig, GRPOTrainer",
+    "from trl import GRPOConfig\nfrom workbench import GRPOTrainer",
+)
+OUR_STOP = ("train_dataset=data)", 'train_dataset=data, stops=["</search>"])')
 KINDS = {"after the end": "#d55e00", "in the loss": "#0072b2", "not sampled": "#f2f2f2"}
 
 
@@ -29,10 +32,10 @@ def script() -> str:
     return re.findall(r"^```python\n(.*?)^```$", (ROOT / "README.md").read_text(), re.M | re.S)[0]
 
 
-def mended(code: str) -> str:
+def fixed(code: str) -> str:
     """The script with our trainer and a stop string in place of the option."""
     code = re.sub(r", generation_kwargs=\{.*?\}", "", code)
-    for before, after in (MENDED, MENDED_STOP):
+    for before, after in (OUR_TRAINER, OUR_STOP):
         if before not in code:
             raise ValueError(f"README's script: no {before!r}")
         code = code.replace(before, after)
@@ -99,7 +102,7 @@ def main() -> None:
     code = script()
     with tempfile.TemporaryDirectory() as folder:
         code = code.replace('"outputs"', repr(str(Path(folder) / "outputs")))
-        publish({"stock": checked(code), "workbench": checked(mended(code))}, args.out)
+        publish({"stock": checked(code), "workbench": checked(fixed(code))}, args.out)
 
 
 if __name__ == "__main__":

@@ -138,7 +138,7 @@ def test_curves_against_baselines_works_without_any_run_and_says_so(tmp_path):
 
 
 @pytest.mark.slow
-def test_curves_against_baselines_places_a_log_draws_a_run_and_names_what_it_cannot_use(here, example_run, tmp_path):
+def test_notebook_06_places_a_log_and_names_what_it_cannot_use(here, example_run, tmp_path):
     log = ROOT / "tests" / "data" / "documented" / "imjonezz-llama3.1-8b-gsm8k-grpo.csv"
     (tmp_path / "damaged.json").write_text('{"log_history": [')
     chosen = f"run={log};{example_run[0].path};{tmp_path / 'damaged.json'}"

@@ -116,10 +116,10 @@ def test_readme_script_runs_as_it_stands_without_a_hub(tmp_path, monkeypatch, ca
         assert line in out or out.startswith("no stage differs")
 
 
-def test_the_readme_names_two_lines_that_mend_its_script():
-    mended = pads_in_the_loss.mended(pads_in_the_loss.script())
-    assert 'stops=["</search>"]' in mended and "from workbench import GRPOTrainer" in mended
-    assert "generation_kwargs" not in mended
+def test_the_readme_names_two_lines_that_fix_its_script():
+    fixed = pads_in_the_loss.fixed(pads_in_the_loss.script())
+    assert 'stops=["</search>"]' in fixed and "from workbench import GRPOTrainer" in fixed
+    assert "generation_kwargs" not in fixed
 
 
 def test_the_figure_counts_pads_that_the_loss_takes():

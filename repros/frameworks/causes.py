@@ -91,7 +91,7 @@ CAUSES = (
         "ms_swift",
         "fault",
         "grpo_trainer.py:1142 of 4.5.3: divided by the tokens of the step, and by transformers' Trainer once more by the "
-        "number of micro-batches; mended in 4.6.0",
+        "number of micro-batches; fixed in 4.6.0",
         ("*micro-batch*",),
         ("dapo", "cispo", "dual_clip"),
         ("4.5.*",),

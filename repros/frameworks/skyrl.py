@@ -79,7 +79,7 @@ def functions(wheel):
 
 
 def corrected(settings):
-    """The correction of the sampler with which a weight is what a mode of TRL says: the ratio, and a mask beside it."""
+    """The correction of the sampler with which a weight is what a mode of TRL says: the ratio, and a mask next to it."""
     names = ("tis_ratio_type", "sequence_mask_metric", "token_mask_is_threshold_low", "token_mask_is_threshold_high")
     names += ("outlier_token_is_threshold_low", "outlier_token_is_threshold_high")
     config = SimpleNamespace(**dict.fromkeys(names))

@@ -152,8 +152,8 @@ def test_zeros_of_the_loss_alone_assert_no_cause():
     found = zero_gradient(log(loss=ZEROS, reward=flat))
     assert (found.cause, found.severity) == ("zero-loss", "warning")
     assert "or completions were left out of it" in found.says and "completions/clipped_ratio" in found.advice
-    told = zero_gradient(log(loss=ZEROS, reward=flat, reward_std=np.where(ZEROS == 0, 0.0, 0.3)))
-    assert (told.cause, told.severity) == ("equal-rewards", "problem")
+    said = zero_gradient(log(loss=ZEROS, reward=flat, reward_std=np.where(ZEROS == 0, 0.0, 0.3)))
+    assert (said.cause, said.severity) == ("equal-rewards", "problem")
 
 
 def test_zeros_of_the_loss_are_no_copies():

@@ -257,7 +257,7 @@ def test_notebook_without_parameters_cell_takes_any(here, tmp_path):
 
 
 @pytest.mark.slow
-def test_each_execution_is_kept_with_its_code_and_place_and_going_on_with_other_code_is_said(here, notebook, tmp_path):
+def test_each_execution_is_kept_and_other_code_is_said(here, notebook, tmp_path):
     root = tmp_path / "runs"
     assert here("run", notebook("1 / 0"), "--runs-dir", root).returncode == 1
     process = here("run", notebook("pass"), "--resume", "--runs-dir", root)
@@ -330,7 +330,7 @@ def test_of_two_resumes_at_once_one_executes_the_run_and_the_other_is_refused(no
 
 
 @pytest.mark.slow
-def test_force_takes_what_cannot_be_checked_and_says_so_and_nothing_that_lives(here, notebook, tmp_path):
+def test_force_takes_what_cannot_be_checked_but_nothing_alive(here, notebook, tmp_path):
     path, root = notebook(), tmp_path / "runs"
     run = plan_run(path, {}, root=root).prepare()
     resume = ["run", path, "-q", "--resume", run.id, "--runs-dir", root]
@@ -353,7 +353,7 @@ def test_force_takes_what_cannot_be_checked_and_says_so_and_nothing_that_lives(h
 
 
 @pytest.mark.slow
-def test_a_kernel_whose_runner_was_killed_keeps_its_run_until_it_is_gone(here, notebook, tmp_path):
+def test_a_kernel_of_a_killed_runner_keeps_its_run_until_its_end(here, notebook, tmp_path):
     runner = started(notebook(WAIT), tmp_path / "runs")
     (run,) = list_runs(tmp_path / "runs")
     (kernel,) = [p for p in descendants_of(runner.pid) if "ipykernel" in " ".join(p.cmdline())]

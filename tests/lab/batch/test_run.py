@@ -54,7 +54,7 @@ def test_less_than_one_job_at_a_time_and_more_gpus_than_there_are_are_refused(mo
 
 
 @pytest.mark.slow
-def test_several_notebooks_run_side_by_side_with_ports_of_their_own_and_the_outcome_of_each_is_shown(here, tmp_path):
+def test_notebooks_run_side_by_side_with_ports_of_their_own(here, tmp_path):
     save = 'save_result(run, [Result("it ran", True)], {"port": int(os.environ["MASTER_PORT"]), "cwd": os.getcwd()})'
     good = [write_notebook(tmp_path / f"good{n}.ipynb", "import os", save=save) for n in range(2)]
     bad = write_notebook(tmp_path / "bad.ipynb", "print('before'); 1 / 0")
@@ -109,7 +109,7 @@ def test_runs_of_a_batch_are_handed_gpus_and_no_two_ever_share_one(tmp_path):
 
 
 @pytest.mark.slow
-def test_two_gpus_for_each_run_are_handed_out_together_and_three_are_refused(here, tmp_path, monkeypatch):
+def test_two_gpus_of_a_run_go_together_and_three_are_refused(here, tmp_path, monkeypatch):
     path = write_notebook(tmp_path / "hand_made.ipynb", WHEN)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "7,8")
     monkeypatch.setenv("WORKBENCH_CACHE", str(tmp_path))
