@@ -55,9 +55,24 @@ def test_results_stand_next_to_the_words_of_their_claim():
         assert "A4.3" not in text and "at most 0" in text and "of 9 seeds" in text
 
 
+def test_a_claim_is_quoted_once_and_named_only_where_there_is_one():
+    own = Result("it rises by 3", True)
+    assert "published claim" not in show_results([own])._repr_html_()
+    page = show_results([Result("a", True, claim="A0.2"), Result("b", True, claim="A0.2"), own])._repr_html_()
+    assert page.count("published claim") == 1 and page.count("<q>") == 1 and page.count("(a check of this run)") == 1
+
+
+def test_a_result_is_made_of_words_a_number_and_its_criterion():
+    ratio = interval(0.8, 1.7)
+    found = Result.of("Times the passes", ratio, ratio.above(1), claim="A0.2", digits=".2g")
+    assert found == Result("Times the passes: 1.2 (0.8 to 1.7)", *ratio.above(1), "A0.2")
+    counts = {"with the id": np.int64(14), "share": 0.123456}
+    assert Result.of("Completions", counts, True).says == "Completions: with the id 14, share 0.123"
+
+
 def test_claim_of_unknown_id_shows_its_id():
     shown = show_results([Result("it rises", True, claim="my <claim>")])
-    assert "my &lt;claim&gt;<br>it rises" in shown._repr_html_()
+    assert ">my &lt;claim&gt;</td>" in shown._repr_html_()
     assert "my <claim>" in repr(shown)
 
 

@@ -10,7 +10,7 @@ import os
 import re
 import sys
 import textwrap
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -23,7 +23,7 @@ from ..logs.log import Log
 from ..logs.read import read_logs, recorded_logs
 from ..logs.settings import PARAMETERS, facts_of, of_words
 from ..runs.secrets import hide_tokens
-from ..runs.text import one_line, printable
+from ..runs.text import html_table, labelled, one_line, printable
 from .check import check, checked, load_rules
 from .finding import CANNOT_TELL, FOUND, NOTE, PROBLEM, WARNING, Finding, in_words_of, severe_as, step_ranges
 from .rule import Rule, what_would_help
@@ -34,6 +34,7 @@ NO_PROBLEM, PROBLEMS, UNUSABLE = 0, 1, 2  # exit codes
 SCHEMA = 1  # of `--json`; a name that goes or changes its meaning raises it, a new one does not
 _WIDTH = 110
 _MODEL_FILES = ["config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json"]
+_OPEN_SHOWN = 3  # rules that cannot tell, in a notebook; the others are folded
 _TITLES = ("run", "verdict", "main cause")
 
 
@@ -103,6 +104,22 @@ class RunAudit:
         """The report as a terminal shows it: the verdict, what was found, what is open."""
         return "\n".join([self._head(), *self._found(), *self._open()])
 
+    def _repr_html_(self) -> str:
+        """What was found as a table, then how many rules were checked, then the others: three, and the rest folded."""
+        page = f"<p><b>{html.escape(self.run)}</b>: {html.escape(_count(self.findings))}</p>"
+        seen = [f for f in self.findings if f.verdict == FOUND]
+        if seen:
+            rows = [(f.rule, f.severity, f.says, f.advice or _because(f)) for f in seen]
+            page += html_table(_escaped(rows), ("rule", "severity", "what was seen", "what to do"))
+        silent = [(f.rule, f.advice) for f in self.findings if f.verdict == CANNOT_TELL]
+        page += f"<p>checked {len(self.findings) - len(silent)} of {len(self.findings)} rules</p>"
+        heads = ("cannot tell", "what would decide it")
+        if silent:
+            page += html_table(_escaped(silent[:_OPEN_SHOWN]), heads)
+        if more := silent[_OPEN_SHOWN:]:
+            page += f"<details><summary>{len(more)} more</summary>{html_table(_escaped(more), heads)}</details>"
+        return page
+
     def _head(self) -> str:
         settings = f"\n  settings: {self.settings}" if self.settings else ""
         steps = f"{self.steps} step{'s' * (self.steps != 1)}"
@@ -123,6 +140,14 @@ class RunAudit:
             line += f". With {more} could speak; --json has what each rule lacks"
         head = ["  cannot tell:"] if failed else []
         return head + _wrapped(failed, "    ") + _wrapped([line], "  ")
+
+
+def _because(finding: Finding) -> str:
+    return f"follows from {finding.follows_from}" if finding.follows_from else ""
+
+
+def _escaped(rows: Iterable[Iterable[str]]) -> list[list[str]]:
+    return [[html.escape(labelled(cell)) for cell in row] for row in rows]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -148,8 +173,7 @@ class AuditReport:
         return pd.DataFrame(rows)
 
     def _repr_html_(self) -> str:
-        heads = "".join(f"<p><b>{html.escape(run.run)}</b>: {_count(run.findings)}</p>" for run in self.runs)
-        return heads + self.table().to_html(index=False)
+        return "".join(run._repr_html_() for run in self.runs)
 
     def __str__(self) -> str:
         """One run in full; of several a table first, then what was found, where alike once for all of them."""

@@ -103,6 +103,26 @@ class Result:
     why: str = ""
     claim: str = ""
 
+    @classmethod
+    def of(cls, measured: str, number: object, criterion: object, *, claim: str = "", digits: str = ".3g") -> "Result":
+        """Make the result of one measured number.
+
+        Args:
+            measured: in words, without the number.
+            number: a number, an interval, a text, or name -> any of these.
+            criterion: True, False, or a pair of `holds` and `why` such as `interval.above(bound)`.
+            claim: as of `Result`.
+            digits: how a number or an interval is formatted.
+
+        Example:
+            >>> Result.of("Completions that hold the id", {"of 16": 12, "most tokens after it": 0}, False, claim="A1.1").says
+            'Completions that hold the id: of 16 12, most tokens after it 0'
+            >>> Result.of("Times the forward passes", 1.234, (None, "its interval holds 1")).verdict
+            'inconclusive'
+        """
+        holds, why = criterion if isinstance(criterion, tuple) else (criterion, "")
+        return cls(f"{measured}: {_brief(number, digits)}", holds, why, claim)
+
     def __post_init__(self):
         holds = jsonable(self.holds)
         if holds not in (True, False, None) or not isinstance(holds, bool | None):
@@ -133,8 +153,16 @@ class Result:
         return self.why.removeprefix(NOT_RUN).removeprefix(NOT_COMPARABLE)
 
 
+def _brief(number: object, digits: str) -> str:
+    if isinstance(number, Mapping):
+        return ", ".join(f"{name} {_brief(one, digits)}" for name, one in number.items())
+    if hasattr(number, "in_brief"):
+        return number.in_brief(digits)
+    return f"{number:{digits}}" if isinstance(number, float) else str(number)
+
+
 class ResultTable(Sequence[Result]):
-    """Results as a table: verdict, the published claim that it is about, sentence, reason. Shows itself in a notebook."""
+    """Results as a table: published claim, if there is one, what was measured, verdict. Shows itself in a notebook."""
 
     def __init__(self, results: Iterable[Result]):
         self._results = tuple(results)
@@ -146,17 +174,30 @@ class ResultTable(Sequence[Result]):
         return self._results[index]
 
     def _repr_html_(self) -> str:
-        rows = ([f"<b>{r.verdict}</b>", _as_html(r), html.escape(r.reason)] for r in self)
-        return html_table(rows, ("verdict", "published claim, and result", ""))
+        """A row a result; a claim with several results is quoted at the first of them."""
+        claims = [_claim_html(r.claim) for r in self]
+        if not any(r.claim for r in self):
+            return html_table(([html.escape(r.says), _verdict_html(r)] for r in self), _HEADS)
+        quoted = ["" if claim == before else claim for claim, before in zip(claims, ["", *claims], strict=False)]
+        rows = ([quote, html.escape(r.says), _verdict_html(r)] for quote, r in zip(quoted, self, strict=True))
+        return html_table(rows, ("published claim", *_HEADS))
 
     def __repr__(self) -> str:
         return "\n".join(map(_as_text, self))
 
 
-def _as_html(result: Result) -> str:
-    claim = load_claims().get(result.claim)
-    about = claim.as_html() if claim else html.escape(result.claim)
-    return f"{about}<br>{html.escape(result.says)}" if about else html.escape(result.says)
+_HEADS = ("measured", "verdict")
+
+
+def _claim_html(name: str) -> str:
+    if not name:
+        return "(a check of this run)"
+    claim = load_claims().get(name)
+    return claim.as_html() if claim else html.escape(name)
+
+
+def _verdict_html(result: Result) -> str:
+    return f"<b>{result.verdict}</b>" + (f"<br>{html.escape(result.reason)}" if result.reason else "")
 
 
 def _as_text(result: Result) -> str:

@@ -38,6 +38,7 @@ from .files import (
 )
 from .parameters import check_notebook_name, check_parameters, notebook_parameters
 from .secrets import hide_tokens, map_text
+from .tables import show_text_left
 
 GOING = ("queued", "running")
 EMBEDDED_MODELS = ("starter", "starter-gpt2", "search")  # built on this machine, no download
@@ -298,12 +299,14 @@ def open_run(notebook: str, out_dir: str, params: Mapping) -> Run:
     """Open the run of a notebook: in the runner's folder if `out_dir` names one, else in a new folder.
 
     Without a runner (in JupyterLab or with plain papermill) this kernel executes the run, and `save_result` ends it. If the
-    run in `out_dir` has ended already, this kernel executes it again.
+    run in `out_dir` has ended already, this kernel executes it again. From here on the notebook's tables have their text
+    aligned left.
 
     Raises:
         RunError: another process executes the run in that folder, or the folder cannot be made.
         ParameterError: a value that the parameters cell of the shipped notebook excludes. A runner has checked it before.
     """
+    show_text_left()
     if not out_dir:
         _check_values(notebook, params)
         _leave_open_run(notebook)
