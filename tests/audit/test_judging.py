@@ -28,13 +28,13 @@ def by_rule(made):
 def test_only_a_stop_of_one_token_goes_to_eos_token_id():
     for facts in ({}, {"stop_strings": ["</search>"]}):
         advice = false_clipping(log(**STOPPED, facts=facts)).advice
-        assert "Only where the stop is a single token" in advice
-    assert "Only where" not in false_clipping(log(**STOPPED, facts={"stop_token_ids": [7]})).advice
+        assert "If the stop is one token" in advice
+    assert "If the stop" not in false_clipping(log(**STOPPED, facts={"stop_token_ids": [7]})).advice
     for unsure in ({"stop_token_ids": [7], "eos_token_ids": (7,)}, {"stop_token_ids": [7], "stop_strings": ["</a>"]}):
-        assert "Only where" in false_clipping(log(**STOPPED, facts=unsure)).advice
+        assert "If the stop is one token" in false_clipping(log(**STOPPED, facts=unsure)).advice
     masked = STOPPED | {"clipped_ratio": 0.9}
     found = masked_stops(log(**masked, facts={"mask_truncated_completions": True}))
-    assert found.verdict == "found" and "Only where the stop is a single token" in found.advice
+    assert found.verdict == "found" and "If the stop is one token" in found.advice
 
 
 LENGTHS = 162 * np.exp(np.linspace(0, 2.35, 56) + 0.4 * np.random.default_rng(1).normal(size=56))

@@ -106,7 +106,8 @@ class RunAudit:
 
     def _repr_html_(self) -> str:
         """What was found as a table, then how many rules were checked, then the others: three, and the rest folded."""
-        page = f"<p><b>{html.escape(self.run)}</b>: {html.escape(_count(self.findings))}</p>"
+        name = "/".join(Path(self.run).parts[-2:])  # enough to know it by, and no path of a machine
+        page = f"<p><b>{html.escape(name)}</b>: {html.escape(_count(self.findings))}</p>"
         seen = [f for f in self.findings if f.verdict == FOUND]
         if seen:
             rows = [(f.rule, f.severity, f.says, f.advice or _because(f)) for f in seen]

@@ -76,13 +76,14 @@ def false_clipping(log: Log) -> Finding:
 
 def teach_the_stop(log: Log) -> str:
     """Advice on a stop that the trainer does not know; an id of a stop of several tokens would end other completions too."""
-    put = "put its id into model.generation_config.eos_token_id before the trainer is made (TRL 1.14.2 or newer)"
+    add = "add its id to model.generation_config.eos_token_id before you create the trainer (TRL 1.14.2 or newer)"
     own = set(log.facts.get("stop_token_ids") or ()) - set(log.facts.get("eos_token_ids") or ())
     if own and not log.facts.get("stop_strings"):
-        return f"Let the trainer know the stop: {put}, or train with workbench's trainer and StopSpec."
+        return f"Let the trainer know the stop: {add}, or train with workbench's trainer and StopSpec."
     return (
-        "Let the trainer know the stop: train with workbench's trainer and StopSpec. Only where the stop is a single token, "
-        f"you can {put} instead: of a stop of several tokens any one would end a completion."
+        "Let the trainer know the stop: train with workbench's trainer and StopSpec. "
+        f"If the stop is one token, you can also {add}. Do not do this with a stop of several "
+        "tokens: each of them alone would end a completion."
     )
 
 

@@ -43,6 +43,16 @@ def test_a_report_opens_with_the_first_result_and_the_counts_of_verdicts(tmp_pat
     assert order(head, "Stock ends at &lt;0.31&gt;, ours at 0.75.", *verdicts)
 
 
+def test_a_report_speaks_of_published_claims_only_where_one_is_quoted(tmp_path):
+    own = RESULT | {"results": [result_row("It ends at 3.", True)]}
+    heads = [
+        build_report(write_run(tmp_path / name, result=result)).read_text()
+        for name, result in (("a", own), ("b", RESULT))
+    ]
+    assert ["<th>published claim, and result</th>" in page for page in heads] == [False, True]
+    assert "<th>result</th>" in heads[0]
+
+
 def test_a_toy_run_is_called_one(hostile_page, tmp_path):
     assert "Toy scale" in hostile_page
     real = write_run(tmp_path, params={"model": "Qwen/Qwen2-0.5B-Instruct"})
