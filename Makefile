@@ -131,11 +131,13 @@ notebooks: .venv/installed
 
 # JupyterLab on this checkout, opened at notebook 00, with the settings and the kernel of requirements/jupyter. It asks for the
 # token that it prints, and only this machine can reach it. LAB_ARGS are more options, such as LAB_ARGS="--no-browser --port=8890".
+# The notebooks in notebooks/ are read-only, so that running them leaves the checkout clean; `make lab EDIT=1` saves them.
 LAB_PATHS := JUPYTER_CONFIG_PATH=requirements/jupyter JUPYTER_PATH=requirements/jupyter
+SAVES_ALL := $(if $(EDIT),--ServerApp.contents_manager_class=jupyter_server.services.contents.largefilemanager.AsyncLargeFileManager)
 AS_ROOT := $(if $(filter 0,$(shell id -u)),--allow-root)
 lab: .venv/installed
 	$(LAB_PATHS) OMP_NUM_THREADS=$${OMP_NUM_THREADS:-1} $(PY) -m jupyter lab $(AS_ROOT) --ServerApp.root_dir=. \
-	--LabApp.default_url=/lab/tree/notebooks/00_start_here.ipynb $(LAB_ARGS)
+	--LabApp.default_url=/lab/tree/notebooks/00_start_here.ipynb $(SAVES_ALL) $(LAB_ARGS)
 
 lint: .venv/installed
 	$(PY) -m ruff check . && $(PY) -m ruff format --check . && $(PY) -m mypy

@@ -53,6 +53,32 @@ def test_a_link_of_a_notebook_opens_the_page_as_a_reader_sees_it(lab):
     lab.page.get_by_role("heading", name="07 ").first.wait_for()
 
 
+def changed_and_saved(lab, notebook: str) -> None:
+    """Write a line at the end of the first cell that holds code, and press the keys of File > Save."""
+    lab.open(notebook)
+    cell = lab.page.locator(".jp-CodeCell .cm-content").last
+    cell.click()
+    cell.press("Control+End")
+    lab.page.keyboard.type("\n1")
+    lab.page.keyboard.press("Control+S")
+
+
+def test_a_notebook_of_the_checkout_is_changed_by_no_save(lab, checkout):
+    path = checkout / "notebooks" / "00_start_here.ipynb"
+    before = path.read_bytes()
+    changed_and_saved(lab, "notebooks/00_start_here.ipynb")
+    lab.page.get_by_text("00_start_here.ipynb is read-only").first.wait_for()
+    assert path.read_bytes() == before
+
+
+def test_a_notebook_of_ones_own_is_saved(lab, checkout):
+    path = checkout / "mine.ipynb"
+    before = path.read_bytes()
+    changed_and_saved(lab, "mine.ipynb")
+    lab.page.wait_for_function("document.title.includes('mine') && !document.querySelector('.jp-mod-dirty')")
+    assert path.read_bytes() != before
+
+
 def test_a_kernel_has_one_thread_as_a_run_has(lab, checkout):
     code = "import os, torch\nprint('threads', os.environ['OMP_NUM_THREADS'], torch.get_num_threads())"
     write_notebook(checkout / "threads.ipynb", code, parameters="", setup="", save="")
