@@ -174,6 +174,20 @@ def test_another_unit_or_range_gets_a_panel_of_its_own_and_the_caption_says_so()
     assert len(show_curves({"a": seeds(2), "b": seeds(2, high=None)}, title="T").figure.axes) == 2
 
 
+def test_a_colour_stands_for_one_run_in_all_panels():
+    documented = {"of their own": W3NG, "of a third unit": "verl-qwen2-7b-gsm8k-math-grpo"}
+    runs = {"length": seeds(2), "score": seeds(2, unit="score")}
+    axes = show_curves(runs, documented, title="Three panels").figure.axes
+    labels = [text for ax in axes for text in ax.texts]
+    assert len(axes) == 3 and len({text.get_color() for text in labels}) == len(labels) == 4
+    assert "of a third unit, documented" in names(axes[-1])
+
+
+def test_the_panels_of_one_training_have_one_colour():
+    axes = show_training(METRICS, title="one run").figure.axes
+    assert len({line.get_color() for ax in axes for line in ax.lines}) == 1
+
+
 def test_a_seed_that_ended_early_is_drawn_named_and_not_in_the_mean():
     """The mean of seeds of 40, 40 and 10 steps ended at step 10, without a word."""
     short = Curve("seed 9", STEPS[:10], np.full(10, -500.0), "characters from the target of 200", high=0.0)

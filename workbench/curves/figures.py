@@ -25,8 +25,9 @@ from .documented import Baseline, as_baselines
 from .measured import run_curve
 from .stats import seed_interval
 
-# Okabe and Ito's colours, told apart with every common colour blindness; line styles tell series apart without colour.
-COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
+# Okabe and Ito's colours, told apart with every common colour blindness, then further ones for figures of many runs; line
+# styles tell series apart without colour.
+COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#555555", "#8C510A", "#6A51A3", "#66800A")
 STYLES = ("-", "--", "-.", ":", (0, (5, 1)), (0, (3, 1, 1, 1)))
 MARKERS = ("o", "s", "^", "D", "v", "P")
 LINES = 5  # in a panel; more get panels of their own
@@ -102,10 +103,10 @@ def show_training(metrics: pd.DataFrame, *, title: str) -> DescribedFigure:
         raise ParameterError(f"metrics lack {', '.join(missing)}; they have {', '.join(metrics.columns)}")
     figure = Figure(figsize=(10.5, 3.5), layout="constrained")
     smoothed = False
-    for n, (ax, (column, name)) in enumerate(zip(figure.subplots(1, 3), _PANELS, strict=True)):
+    for ax, (column, name) in zip(figure.subplots(1, 3), _PANELS, strict=True):
         one = _series("the run", [Curve("the run", metrics["step"], metrics[column], name)])
         smoothed |= one.smoothed
-        _draw(ax, one, n)
+        _draw(ax, one, 0)
         ax.set(xlabel="steps", ylabel=name)
         ax.xaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
         ax.grid(alpha=0.25)
@@ -121,7 +122,7 @@ def show_training(metrics: pd.DataFrame, *, title: str) -> DescribedFigure:
 
 def show_curves(
     measured: Mapping[str, Sequence[Curve] | Sequence[Run]],
-    documented: Sequence[Baseline | str] = (),
+    documented: Sequence[Baseline | str] | Mapping[str, Baseline | str] = (),
     *,
     title: str,
     metric: str = "reward",
@@ -132,7 +133,7 @@ def show_curves(
 
     Args:
         measured: name -> runs or curves, one a seed.
-        documented: baselines or their names, drawn as points, on the axis of the runs where unit and range are the same, else
+        documented: baselines or their names, or label -> baseline or name, drawn as points, on the axis of the runs where unit and range are the same, else
             in a panel of their own; the caption says what can be compared, and names those without numbers for the metric.
         title: title of the figure.
         metric: name of the metric in the runs' logs and in the baselines.
@@ -149,7 +150,10 @@ def show_curves(
         'Thin lines: single seeds. Thick line: their mean. No band below 5 seeds.'
     """
     rng, found = np.random.default_rng(seed), []
-    documented = as_baselines(documented)
+    labels = list(documented) if isinstance(documented, Mapping) else None
+    documented = as_baselines(documented.values() if isinstance(documented, Mapping) else documented)
+    if labels is not None:
+        documented = [dataclasses.replace(one, title=label) for one, label in zip(documented, labels, strict=True)]
     for name, members in measured.items():
         curves = [one if isinstance(one, Curve) else run_curve(one, metric) for one in members]
         if not curves:
@@ -251,8 +255,10 @@ def _figure(panels: list[list[Series]], metric: str) -> Figure:
     columns = 1 if len(panels) == 1 else 2
     rows = math.ceil(len(panels) / columns)
     figure = Figure(figsize=(9 if columns == 1 else 13, 4.2 * rows), layout="constrained")
+    drawn = 0
     for n, panel in enumerate(panels, 1):
-        _draw_panel(figure.add_subplot(rows, columns, n), panel, metric)
+        _draw_panel(figure.add_subplot(rows, columns, n), panel, metric, drawn)
+        drawn += len(panel)
     return figure
 
 
@@ -270,9 +276,12 @@ def _draw(ax, one: Series, n: int) -> None:
         ax.fill_between(one.x, one.low, one.high, color=color, alpha=0.2, lw=0)
 
 
-def _draw_panel(ax, panel: list[Series], metric: str) -> None:
-    """Every series, with its name to the right at its mean over the last fifth; names that would overlap are moved apart."""
-    for n, one in enumerate(panel):
+def _draw_panel(ax, panel: list[Series], metric: str, drawn: int) -> None:
+    """Every series, with its name to the right at its mean over the last fifth; names that would overlap are moved apart.
+
+    `drawn` series have been drawn in panels before this one, whose colours are not used again.
+    """
+    for n, one in enumerate(panel, drawn):
         _draw(ax, one, n)
     first = panel[0].curves[0]
     ax.set(xlabel="steps", ylabel=f"{metric} [{first.unit}]")
@@ -284,7 +293,7 @@ def _draw_panel(ax, panel: list[Series], metric: str) -> None:
     line = (high - low) * 0.16 / (ax.figure.get_figheight() / ax.get_gridspec().nrows - 1)  # 9 points of text, in y
     ends = [one.end if np.isfinite(one.end) else low for one in panel]
     heights = apart(ends, [line * (name.count("\n") + 1.4) for name in names], low, high)
-    for n, (name, height) in enumerate(zip(names, heights, strict=True)):
+    for n, (name, height) in enumerate(zip(names, heights, strict=True), drawn):
         place = {"xycoords": ax.get_yaxis_transform(), "va": "center", "fontsize": 9, "annotation_clip": False}
         ax.annotate(name, (1.02, height), color=COLORS[n % len(COLORS)], **place)
 
