@@ -62,12 +62,14 @@ def test_a_claim_is_quoted_once_and_named_only_where_there_is_one():
     assert page.count("published claim") == 1 and page.count("<q>") == 1 and page.count("(a check of this run)") == 1
 
 
-def test_a_result_is_made_of_words_a_number_and_its_criterion():
+def test_a_result_is_made_of_words_numbers_and_its_criterion():
     ratio = interval(0.8, 1.7)
-    found = Result.of("Times the passes", ratio, ratio.above(1), claim="A0.2", digits=".2g")
-    assert found == Result("Times the passes: 1.2 (0.8 to 1.7)", *ratio.above(1), "A0.2")
-    counts = {"with the id": np.int64(14), "share": 0.123456}
-    assert Result.of("Completions", counts, True).says == "Completions: with the id 14, share 0.123"
+    found = Result.of("{} times the passes", ratio, ratio.above(1), claim="A0.2", digits=".2g")
+    assert found == Result("1.2 (0.8 to 1.7) times the passes", *ratio.above(1), "A0.2")
+    assert Result.of("{} of {} end", (np.int64(14), 16), True) == Result("14 of 16 end", True)
+    assert Result.of("{} end", 0.123456, False, digits=".0%").says == "12% end"
+    with pytest.raises(ParameterError, match="for each number"):
+        Result.of("{} of {} end", 14, True)
 
 
 def test_claim_of_unknown_id_shows_its_id():

@@ -133,8 +133,9 @@ def show_curves(
 
     Args:
         measured: name -> runs or curves, one a seed.
-        documented: baselines or their names, or label -> baseline or name, drawn as points, on the axis of the runs where unit and range are the same, else
-            in a panel of their own; the caption says what can be compared, and names those without numbers for the metric.
+        documented: baselines or their names, also as label -> either; drawn as points, on the axis of the runs where unit and
+            range are the same, else in a panel of their own; the caption says what can be compared, and names those without
+            numbers for the metric.
         title: title of the figure.
         metric: name of the metric in the runs' logs and in the baselines.
         window: steps of the centred mean that smooths each seed first, at most a tenth of the run; 1 for none.

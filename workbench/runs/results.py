@@ -104,24 +104,30 @@ class Result:
     claim: str = ""
 
     @classmethod
-    def of(cls, measured: str, number: object, criterion: object, *, claim: str = "", digits: str = ".3g") -> "Result":
-        """Make the result of one measured number.
+    def of(cls, says: str, measured: object, criterion: object, *, claim: str = "", digits: str = ".3g") -> "Result":
+        """Make a result of measured numbers, which it formats.
 
         Args:
-            measured: in words, without the number.
-            number: a number, an interval, a text, or name -> any of these.
+            says: the sentence, with `{}` in the place of each number.
+            measured: the number, interval or text of the only `{}`, or a tuple of them.
             criterion: True, False, or a pair of `holds` and `why` such as `interval.above(bound)`.
             claim: as of `Result`.
-            digits: how a number or an interval is formatted.
+            digits: how a float or an interval is formatted.
+
+        Raises:
+            ParameterError: the sentence has another number of places than there are numbers.
 
         Example:
-            >>> Result.of("Completions that hold the id", {"of 16": 12, "most tokens after it": 0}, False, claim="A1.1").says
-            'Completions that hold the id: of 16 12, most tokens after it 0'
-            >>> Result.of("Times the forward passes", 1.234, (None, "its interval holds 1")).verdict
+            >>> Result.of("{} of 16 completions hold the id, {} tokens follow", (12, 0), False, claim="A1.1").says
+            '12 of 16 completions hold the id, 0 tokens follow'
+            >>> Result.of("It takes {} times the passes", 1.234, (None, "its interval holds 1")).verdict
             'inconclusive'
         """
+        numbers = measured if isinstance(measured, tuple) else (measured,)
+        if says.count("{}") != len(numbers):
+            raise ParameterError(f"Result.of({says!r}, {measured!r}): expected a {{}} in the sentence for each number")
         holds, why = criterion if isinstance(criterion, tuple) else (criterion, "")
-        return cls(f"{measured}: {_brief(number, digits)}", holds, why, claim)
+        return cls(says.format(*(_brief(number, digits) for number in numbers)), holds, why, claim)
 
     def __post_init__(self):
         holds = jsonable(self.holds)
@@ -154,8 +160,6 @@ class Result:
 
 
 def _brief(number: object, digits: str) -> str:
-    if isinstance(number, Mapping):
-        return ", ".join(f"{name} {_brief(one, digits)}" for name, one in number.items())
     if hasattr(number, "in_brief"):
         return number.in_brief(digits)
     return f"{number:{digits}}" if isinstance(number, float) else str(number)
