@@ -93,6 +93,30 @@ def test_a_code_cell_is_short_and_has_no_def_class_or_lambda_assigned_to_a_name(
             assert not (isinstance(node, ast.Assign) and isinstance(node.value, ast.Lambda)), cell.source
 
 
+@pytest.mark.parametrize("path", NOTEBOOKS[:6], ids=lambda p: p.stem)
+def test_no_text_names_a_claim_by_its_id(path):
+    prose = "".join(cell.source for cell in read(path).cells if cell.cell_type == "markdown")
+    assert re.findall(r"\bA\d\.\d\b", prose) == []
+
+
+@pytest.mark.parametrize("path", NOTEBOOKS[:6], ids=lambda p: p.stem)
+def test_results_are_made_of_numbers_and_arguments_are_keywords(path):
+    for cell in code_cells(path):
+        for node in ast.walk(ast.parse(cell.source)):
+            if isinstance(node, ast.Call):
+                assert not any(k.arg is None and isinstance(k.value, ast.Dict) for k in node.keywords), cell.source
+                sentence = node.args[0] if node.args and getattr(node.func, "id", "") == "Result" else None
+                assert not isinstance(sentence, ast.JoinedStr), cell.source
+            assert not (isinstance(node, ast.AugAssign) and isinstance(node.value, ast.JoinedStr)), cell.source
+
+
+@pytest.mark.parametrize("number", ["00", "02", "04", "05"])
+def test_a_notebook_begins_with_its_figure_and_folds_the_code(number):
+    path = next(path for path in NOTEBOOKS if path.stem.startswith(number))
+    first = code_cells(path)[0]
+    assert first.metadata.get("jupyter") == {"source_hidden": True}
+
+
 @each_notebook
 def test_a_relative_link_is_plain_text_in_a_report(path):
     """A report is one file that is sent to others, who do not have the checkout."""

@@ -26,8 +26,8 @@ def on_smollm2(notebook: str, results: Sequence[Result]) -> HTML | str:
         results: those of this run.
 
     Returns:
-        A table that shows itself, with steps, seeds, rate, TRL, commit and date in its caption; a sentence where nothing is
-        recorded.
+        A table that shows itself, with steps, seeds, rate, TRL, commit, date and minutes in its caption; a sentence where
+        nothing is recorded.
     """
     row = read_json(packaged("data") / FILE, {})["rows"].get(notebook)
     if row is None:
@@ -47,5 +47,5 @@ def on_smollm2(notebook: str, results: Sequence[Result]) -> HTML | str:
         if name in row["parameters"]
     ]
     about += [f"TRL {made['packages']['trl']}", f"commit {made['git_commit'][:7]}", made["date"]]
-    caption = f"SmolLM2-135M-Instruct ({', '.join(about)})"
+    caption = f"SmolLM2-135M-Instruct ({', '.join(about)}); {row['minutes']} minutes on {made['cores']} CPU cores"
     return HTML(html_table(lines, ("here", "SmolLM2", "what SmolLM2 shows"), caption))
