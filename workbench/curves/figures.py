@@ -151,10 +151,9 @@ def show_curves(
         'Thin lines: single seeds. Thick line: their mean. No band below 5 seeds.'
     """
     rng, found = np.random.default_rng(seed), []
-    labels = list(documented) if isinstance(documented, Mapping) else None
-    documented = as_baselines(documented.values() if isinstance(documented, Mapping) else documented)
-    if labels is not None:
-        documented = [dataclasses.replace(one, title=label) for one, label in zip(documented, labels, strict=True)]
+    baselines = as_baselines(documented.values() if isinstance(documented, Mapping) else documented)
+    if isinstance(documented, Mapping):
+        baselines = [dataclasses.replace(one, title=label) for label, one in zip(documented, baselines, strict=True)]
     for name, members in measured.items():
         curves = [one if isinstance(one, Curve) else run_curve(one, metric) for one in members]
         if not curves:
@@ -162,7 +161,7 @@ def show_curves(
         if reason := why_incomparable(*curves):
             raise ParameterError(f"group {name!r}: {reason}")
         found.append(_series(name, curves, rng, window))
-    for b in documented:
+    for b in baselines:
         if metric in b.curves:
             who = "recorded here" if b.recorded else "documented"
             found.append(_series(b.title, [b.curve(metric)], documented=who))
@@ -173,7 +172,7 @@ def show_curves(
         figure = _figure(panels, metric)
         figure.suptitle(title)
     drawn = [series for panel in panels for series in panel]
-    without = [b.title for b in documented if metric not in b.curves]
+    without = [b.title for b in baselines if metric not in b.curves]
     return DescribedFigure(
         figure,
         alt=f"{title}. {len(panels)} panel{'s' * (len(panels) > 1)}. {' '.join(one.sentence for one in drawn)}",
