@@ -4,6 +4,8 @@ import json
 from pathlib import Path
 
 from ..errors import ParameterError
+from ..replay.dump_stages import report_of
+from ..replay.dumps import Dump, is_dump, load_dump
 from ..replay.file import SavedStep, files_of, load_step
 from ..replay.file import replay as stages_of
 from ..replay.report import StepReport
@@ -15,10 +17,10 @@ def replay(run: str, number: int | None, root: Path | None, *, tokens: int | Non
     """Print the stages of a step of a run, or of a step in a file; returns 1 where one differs."""
     different = False
     for path in _files(run, number, root):
-        saved = load_step(path)
+        saved = load_dump(path) if is_dump(path) else load_step(path)
         if number is not None and saved.number != number:
             raise ParameterError(f"--step {number}: {path} is step {saved.number}")
-        report = stages_of(saved)
+        report = report_of(saved) if isinstance(saved, Dump) else stages_of(saved)
         different |= report.first is not None
         if as_json:
             for stage in report.stages:
@@ -41,7 +43,12 @@ def _files(run: str, number: int | None, root: Path | None) -> list[Path]:
     return files_of(find_run(run, root).path, number)
 
 
-def _title(path: Path, saved: SavedStep) -> str:
+def _title(path: Path, saved: SavedStep | Dump) -> str:
+    if isinstance(saved, Dump):
+        number = "a step" if saved.number is None else f"step {saved.number}"
+        return (
+            f"{number}, {len(saved.rows)} completions, dumped by {saved.framework}: {path} ({saved.size / 1000:.0f} KB)"
+        )
     step = saved.step
     title = f"step {saved.number} of {step.kind}, {len(step.rows)} completions, TRL {saved.versions.get('trl')}"
     title += f", process {step.rank} of {step.processes}" * (step.processes > 1)
@@ -49,6 +56,8 @@ def _title(path: Path, saved: SavedStep) -> str:
 
 
 def _tokens(report: StepReport, row: int) -> str:
+    if not report.rows:
+        raise ParameterError(f"--tokens {row}: a dump of another framework holds no loss of which a token has a share")
     if not 0 <= row < len(report.rows):
         raise ParameterError(f"--tokens {row}: the loss took {len(report.rows)} completions, from 0 on")
     table = report.tokens(row).drop(columns="logp_alone")

@@ -17,6 +17,8 @@ from ..runs.completions import STEPS
 from ..runs.files import ASIDE, jsonable, open_plain, whole_file
 from ..runs.secrets import hide_tokens, map_text
 from .batches import check_batches
+from .dump_stages import replay_dump
+from .dumps import is_dump
 from .grpo_math import LossRow
 from .report import StepReport
 from .stages import check_metrics, checked_rows, losses_of, stages_of_loss, stages_of_rows, with_deviations
@@ -153,7 +155,8 @@ def replay_step(path: str | os.PathLike) -> StepReport:
     """Compute the stages of a recorded step again, except those that need a model.
 
     Args:
-        path: a file that a training with `record_steps` has kept, such as `RUN/steps/step-000050.json.gz`.
+        path: a file that a training with `record_steps` has kept, such as `RUN/steps/step-000050.json.gz`; or the dump of
+            slime, prime-rl, NeMo-RL, verl or AReaL (`.pt`, `.jsonl`), of which each stage is judged that it holds.
 
     Returns:
         As `check_step` does, with the stages `ends`, `turns`, `mask`, `rewards`, `advantages`, `batches`, `ratios`,
@@ -162,7 +165,7 @@ def replay_step(path: str | os.PathLike) -> StepReport:
     Raises:
         RunError: the file does not exist, or holds no recorded step.
     """
-    return replay(load_step(path))
+    return replay_dump(path) if is_dump(Path(path)) else replay(load_step(path))
 
 
 def replay(saved: SavedStep) -> StepReport:

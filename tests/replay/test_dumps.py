@@ -1,0 +1,350 @@
+"""The dumps of other frameworks: written by their own code (`python -m repros.frameworks.dumps`), read, and judged."""
+
+import json
+import os
+import pickle
+import shutil
+import zipfile
+from collections import OrderedDict
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from workbench import replay_step
+from workbench.cli import main
+from workbench.errors import RunError
+from workbench.replay.dump_stages import compared_with_formulas, formulas
+from workbench.replay.dumps import load_dump
+from workbench.replay.torch_file import load_torch_file
+
+DUMPS = Path(__file__).with_name("dumps")
+SLIME = DUMPS / "slime/train_data/3.pt"
+TOKENS = DUMPS / "prime-rl/token_exports/step_3/rank_0.jsonl"
+TRACES = DUMPS / "prime-rl/rollouts/step_3/train/effective/traces.jsonl"
+NEMO = DUMPS / "NeMo-RL/train_data_step3.jsonl"
+AREAL = DUMPS / "AReaL/step_000003.pt"
+FILES = sorted(path for path in DUMPS.rglob("*") if path.is_file())
+# File -> its stages that can be told; all of them are right.
+TOLD = {
+    SLIME: "ends turns mask rewards advantages batches mismatch",
+    DUMPS / "slime/rollout_data/3.pt": "mask",
+    TOKENS: "mask mismatch ratios correction",
+    TRACES: "mask advantages",
+    NEMO: "mask advantages mismatch",
+    DUMPS / "verl/3.jsonl": "",
+    AREAL: "mask",
+    DUMPS / "AReaL/3/0.jsonl": "",
+}
+
+
+def test_every_stored_dump_is_listed():
+    assert sorted(TOLD) == FILES
+
+
+@pytest.mark.parametrize("path", TOLD, ids=lambda path: str(path.relative_to(DUMPS)))
+def test_a_right_dump_shows_what_it_holds_and_no_more(path):
+    report = replay_step(path)
+    told = [stage.name for stage in report.stages if stage.verdict in ("same", "rounding")]
+    assert report.first is None
+    assert told == TOLD[path].split()
+    for stage in report.undecided:
+        assert "the dump" in stage.cause, stage
+
+
+def test_a_dump_has_the_numbers_that_its_writer_got():
+    dump = load_dump(SLIME)
+    assert (dump.framework, dump.number, len(dump.rows)) == ("slime", 3, 8)
+    assert [row.reward for row in dump.rows] == [1.0, 0.0, 0.0, 0.5, 0.0, 1.0, 1.0, 0.0]
+    assert [row.truncated for row in dump.rows] == [False, False, True, False, False, True, False, False]
+    assert dump.rows[2].mask.tolist() == [1, 1, 0, 1, 1, 1]
+    traces = load_dump(TRACES)
+    for row, other in zip(dump.rows, traces.rows, strict=True):
+        assert row.reward == other.reward
+        assert np.allclose(row.sampled_logps, other.sampled_logps[-len(row.sampled_logps) :])
+
+
+def changed_slime(folder, change):
+    """The dump of slime with another training file."""
+    shutil.copytree(SLIME.parent.parent, folder, dirs_exist_ok=True)
+    content = torch.load(SLIME, weights_only=True)
+    change(content)
+    torch.save(content, folder / "train_data/3.pt")
+    return folder / "train_data/3.pt"
+
+
+def rolled(content):
+    content["raw_reward"] = content["raw_reward"][1:] + content["raw_reward"][:1]
+
+
+def tool_token(content):
+    content["samples"][2]["loss_masks"][2] = 1
+
+
+def negated(content):
+    for sample in content["samples"]:
+        sample["advantages"] = -sample["advantages"]
+
+
+def one_group(content):
+    for sample in content["samples"][:4]:
+        sample["advantages"] = sample["advantages"] + 0.3
+
+
+def shifted(content):
+    for sample in content["samples"]:
+        sample["rollout_log_probs"] = torch.roll(sample["rollout_log_probs"], 1)
+
+
+def truncated(content):
+    content["samples"][0]["truncated"] = 1
+
+
+def encoded_again(content):
+    content["samples"][1]["tokens"][-1] += 1
+
+
+def twice(content):
+    content["dp_shards"][1]["micro_batch_indices"] = [[0, 1], [1, 3]]
+
+
+def divisor(content):
+    content["samples"][5]["rollout_mask_sums"] = torch.tensor(12.0)
+
+
+FAULTS = [
+    (rolled, "rewards", "another reward than the rollout wrote"),
+    (tool_token, "mask", "another mask than the rollout wrote"),
+    (negated, "advantages", "the negative of: reward minus the mean of the group"),
+    (one_group, "advantages", "1 of 2 groups are reward minus the mean of the group"),
+    (shifted, "mismatch", "one token later"),
+    (truncated, "ends", "1 of 8 rows count as truncated and ended"),
+    (encoded_again, "turns", "other tokens than the rollout wrote"),
+    (twice, "batches", "process 1: sample 1 is in 2 micro-batches"),
+    (divisor, "loss", "is 12 where the masks add up to 6"),
+]
+
+
+@pytest.mark.parametrize("change, stage, cause", FAULTS, ids=[change.__name__ for change, _, _ in FAULTS])
+def test_a_fault_in_a_dump_of_slime_is_found(change, stage, cause, tmp_path):
+    report = replay_step(changed_slime(tmp_path / "details", change))
+    assert report[stage].verdict == "different"
+    assert cause in report[stage].cause
+
+
+def changed_lines(source, target, change):
+    records = [json.loads(line) for line in source.read_text().splitlines()]
+    for number, record in enumerate(records):
+        change(number, record)
+    target.write_text("".join(json.dumps(record) + "\n" for record in records))
+    return target
+
+
+def padding_counts(number, record):
+    record["token_loss_mask"][0][-1] = 1
+
+
+def other_ratio(number, record):
+    record["importance_ratio"] = [ratio * 1.01 for ratio in record["importance_ratio"]]
+
+
+def masked_within(number, record):
+    if number == 0:
+        record["is_masked"] = record["loss_mask"]
+
+
+def batch_baseline(number, record):
+    for node in record["traces"][0]["nodes"]:
+        node["advantages"] = [
+            record["traces"][0]["rewards"]["right"]["score"] - 0.4375 for _ in node.get("logprobs", [])
+        ]
+
+
+LINE_FAULTS = [
+    (NEMO, padding_counts, "mask", "different", "counts padding"),
+    (TOKENS, other_ratio, "ratios", "different", "not those of the log-probs"),
+    (TOKENS, masked_within, "correction", "different", "at positive advantage"),
+    (TRACES, batch_baseline, "advantages", "cannot tell", "published formulas"),
+]
+
+
+@pytest.mark.parametrize("source, change, stage, verdict, cause", LINE_FAULTS)
+def test_a_fault_in_a_dump_of_lines_is_found(source, change, stage, verdict, cause, tmp_path):
+    report = replay_step(changed_lines(source, tmp_path / "step_3.jsonl", change))
+    assert report[stage].verdict == verdict
+    assert cause in report[stage].cause
+
+
+def test_a_part_of_a_group_is_no_fault(tmp_path):
+    lines = NEMO.read_text().splitlines(keepends=True)
+    path = tmp_path / "train_data_step3.jsonl"
+    path.write_text("".join(lines[:7]))
+    assert replay_step(path)["advantages"].verdict == "cannot tell"
+
+
+def test_equal_completions_with_other_scores_are_named(tmp_path):
+    row = {"input": "1 + 1", "output": "2", "gts": "2", "step": 4}
+    path = tmp_path / "4.jsonl"
+    path.write_text("".join(json.dumps(row | {"score": score}) + "\n" for score in (1.0, 0.0)))
+    stage = replay_step(path)["rewards"]
+    assert stage.verdict == "cannot tell"
+    assert "equal completions of one group have different rewards" in stage.cause
+
+
+@pytest.mark.parametrize("name", formulas())
+def test_each_published_formula_is_recognized(name):
+    rng = np.random.default_rng(3)
+    rewards = rng.uniform(0.1, 1.0, 12)
+    groups = [range(start, start + 4) for start in (0, 4, 8)]
+    used = np.concatenate([formulas()[name](rewards[list(rows)]) for rows in groups])
+    stage = compared_with_formulas(rewards, used, groups)
+    assert stage.verdict == "same"
+    assert stage.cause.removesuffix(", plus 0.0001)").rstrip(")") in name
+
+
+def test_neighbours_rewards_are_named():
+    rewards = np.array([1.0, 0.0, 0.3, 2.0, 0.0, 1.0])
+    moved = np.roll(rewards, 1)
+    used = np.concatenate([moved[:3] - moved[:3].mean(), moved[3:] - moved[3:].mean()])
+    stage = compared_with_formulas(rewards, used, [range(3), range(3, 6)])
+    assert (stage.verdict, stage.cause[:41]) == ("different", "each row has that of the row before it: r")
+
+
+# --- files of torch -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("protocol", [2, 3, 4, 5])
+def test_plain_values_are_read_as_torch_reads_them(protocol, tmp_path):
+    value = {
+        "grid": torch.arange(6.0).view(2, 3).t(),
+        "half": torch.tensor([1.5, -2.0]).bfloat16(),
+        "part": torch.arange(9)[3:5],
+    }
+    value |= {"texts": ["é", "x" * 300], "numbers": (1, -70000, 2**70, 0.5, True, None), "empty": torch.zeros(0, 3)}
+    value |= {"nested": OrderedDict(a=[[1, 2], [3]]), "shape": torch.ones(2, 3).shape, "one": torch.tensor(7), 3: {}}
+    torch.save(value, tmp_path / "a.pt", pickle_protocol=protocol)
+    torch.save(value, tmp_path / "b.pt")
+    expected = torch.load(tmp_path / "b.pt", weights_only=True)  # of protocol 2, the only one that it reads
+    read = load_torch_file(tmp_path / "a.pt")
+    assert list(read) == list(expected)
+    for name, other in expected.items():
+        if isinstance(other, torch.Tensor):
+            assert read[name].shape == tuple(other.shape)
+            assert np.array_equal(read[name], other.float() if other.dtype == torch.bfloat16 else other)
+        else:
+            assert read[name] == other
+
+
+class Executed:
+    def __init__(self, function, *arguments):
+        self.call = function, arguments
+
+    def __reduce__(self):
+        return self.call
+
+
+def with_pickle(path, pickled, storage=b"\0" * 8):
+    with zipfile.ZipFile(path, "w") as archive:
+        archive.writestr("archive/data.pkl", pickled)
+        archive.writestr("archive/data/0", storage)
+    return path
+
+
+def test_a_file_that_executes_something_is_refused_unexecuted(tmp_path):
+    for call in ((os.mkdir, str(tmp_path / "made")), (eval, "1 + 1"), (getattr, dict, "fromkeys"), (Path, "x")):
+        torch.save({"samples": [Executed(*call)]}, tmp_path / "3.pt")
+        with pytest.raises(RunError, match=r"only plain values and tensors are read\. It is not executed"):
+            replay_step(tmp_path / "3.pt")
+    assert not (tmp_path / "made").exists()
+
+
+def tensor_of(size, stride, offset=0):
+    """A pickle with a tensor of torch that takes what it likes of two numbers."""
+    torch_file = pickle.dumps((size, stride), 2)[2:-1]
+    start = b"\x80\x02ctorch._utils\n_rebuild_tensor_v2\n((X\x07\x00\x00\x00storagectorch\nFloatStorage\n"
+    start += b"X\x01\x00\x00\x000X\x03\x00\x00\x00cpuK\x02tQK" + bytes([offset])
+    return start + torch_file + b"\x89tR."
+
+
+HOSTILE = {
+    "an object": pickle.dumps(Path("x"), 4),
+    "a function that is only named": b"\x80\x02cos\nsystem\nX\x02\x00\x00\x00ls\x85R.",
+    "a name made of texts": b"\x80\x04\x8c\x02os\x8c\x06system\x93\x8c\x02ls\x85R.",
+    "an instance": b"(ios\nsystem\n.",
+    "no end": b"\x80\x02]",
+    "nothing": b"",
+    "a memo far away": b"\x80\x02]r\xff\xff\xff\xffj\xfe\xff\xff\xff.",
+    "a text of four gigabytes": b"\x80\x02X\xff\xff\xff\xff",
+    "items without a list": b"\x80\x02e.",
+    "a dictionary of lists": b"\x80\x02}]]s.",
+    "a tensor beyond its numbers": tensor_of((3,), (1,)),
+    "a tensor of a billion numbers": tensor_of((1_000_000_000,), (0,)),
+    "a tensor before its numbers": tensor_of((2,), (-1,)),
+    "a tensor behind its numbers": tensor_of((1,), (1,), offset=9),
+}
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_a_hostile_pickle_is_refused(name, tmp_path):
+    with pytest.raises(RunError, match=r"3\.pt: "):
+        replay_step(with_pickle(tmp_path / "3.pt", HOSTILE[name]))
+
+
+def test_a_file_that_is_no_zip_of_torch_is_refused(tmp_path):
+    path = tmp_path / "3.pt"
+    path.write_bytes(pickle.dumps([1]))
+    with pytest.raises(RunError, match="no zip file"):
+        replay_step(path)
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr("archive/data.pkl", b"\0" * 10_000_000)
+    with pytest.raises(RunError, match="compressed"):
+        replay_step(path)
+    path.write_bytes(SLIME.read_bytes()[:-200])
+    with pytest.raises(RunError, match="no zip file"):
+        replay_step(path)
+    (tmp_path / "link.pt").symlink_to(SLIME)
+    with pytest.raises(RunError, match="a link"):
+        replay_step(tmp_path / "link.pt")
+    with pytest.raises(RunError, match="no such file"):
+        replay_step(tmp_path / "none.pt")
+
+
+BAD_LINES = {
+    "no record": ("", "no record"),
+    "another table": ('{"epoch": 1, "loss": 2}\n', "its first line has epoch, loss; expected train_data"),
+    "no list": ('{"traces": 1}\n', "a dump without what its writer puts there"),
+    "another mask": (
+        '{"traces": [{"agent": {}, "nodes": [{"token_ids": [1], "mask": [true], "logprobs": []}]}]}\n',
+        "0 logprobs for 1 sampled tokens",
+    ),
+    "deep": ('{"traces": ' + "[" * 100_000 + "]" * 100_000 + "}\n", "3.jsonl"),
+    "no JSON": ("import os\n", "3.jsonl"),
+}
+
+
+@pytest.mark.parametrize("name", BAD_LINES)
+def test_lines_that_are_no_dump_are_refused(name, tmp_path):
+    text, says = BAD_LINES[name]
+    path = tmp_path / "3.jsonl"
+    path.write_text(text)
+    with pytest.raises(RunError, match=says):
+        replay_step(path)
+
+
+def test_a_dump_without_a_field_says_so(tmp_path):
+    content = torch.load(SLIME, weights_only=True)
+    samples = [{name: sample[name] for name in ("tokens", "response_lengths")} for sample in content["samples"]]
+    torch.save({"format_version": 2, "rollout_id": 3, "samples": samples, "dp_shards": []}, tmp_path / "3.pt")
+    assert {stage.verdict for stage in replay_step(tmp_path / "3.pt").stages} == {"cannot tell"}
+
+
+def test_the_command_names_framework_and_first_fault(tmp_path, capsys):
+    assert main(["replay", str(SLIME)]) == 0
+    assert capsys.readouterr().out.startswith("step 3, 8 completions, dumped by slime: ")
+    assert main(["replay", str(changed_slime(tmp_path, rolled)), "--json"]) == 1
+    stages = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert {"rewards", "advantages"} <= {stage["name"] for stage in stages if stage["verdict"] == "different"}
+    assert main(["replay", str(SLIME), "--tokens", "0"]) == 2
+    assert "a dump of another framework" in capsys.readouterr().err
+    assert main(["replay", str(SLIME), "--step", "4"]) == 2

@@ -1,0 +1,369 @@
+"""The stages of another framework's dump, as far as it holds them: each compared with another part of the same dump.
+
+A dump has no settings. Where several published formulas would be right, the verdict names the one that gives the dump's
+numbers; where none does, it is `cannot tell`, because a framework may compute advantages in its own way.
+"""
+
+import os
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
+
+import numpy as np
+
+from .dumps import Dump, DumpRow, load_dump
+from .grpo_math import group_advantages
+from .report import Stage, StepReport
+from .stages import SAME, TOLERANCES, places
+
+_CLOSE = 1e-3  # of advantages, relative to their size
+Formula = Callable[[np.ndarray], np.ndarray]  # of the rewards of a group, (G,) to (G,)
+
+
+def replay_dump(path: str | os.PathLike) -> StepReport:
+    """Judge what another framework has dumped of a step.
+
+    Args:
+        path: a file that `replay.dumps` names.
+
+    Returns:
+        The stages `ends`, `turns`, `mask`, `rewards`, `advantages`, `batches`, `mismatch`, `ratios`, `correction` and `loss`.
+        A stage that the dump does not hold is `cannot tell`, and says what it lacks.
+
+    Raises:
+        RunError: the file is no such dump.
+    """
+    return report_of(load_dump(path))
+
+
+def report_of(dump: Dump) -> StepReport:
+    """The stages of a dump that has been read."""
+    stages = [_ends(dump), _turns(dump), _mask(dump), _rewards(dump), _advantages(dump), _batches(dump)]
+    stages += [_mismatch(dump), _ratios(dump), _correction(dump)]
+    stages.append(_lacks(dump, "loss", "loss, and no log-probs that it was computed from"))
+    worse = {stage.name: stage for stage in dump.contradictions}
+    present = [worse.pop(stage.name, stage) for stage in stages if stage is not None]
+    return StepReport(present, [])
+
+
+def _lacks(dump: Dump, name: str, what: str) -> Stage:
+    return Stage(name, "cannot tell", f"the dump holds no {what}")
+
+
+def _ends(dump: Dump) -> Stage:
+    """Rows that count as truncated, against what the sampler said."""
+    both = [i for i, row in enumerate(dump.rows) if row.truncated is not None and row.ended is not None]
+    if both:
+        wrong = [i for i in both if dump.rows[i].truncated == dump.rows[i].ended]
+        if wrong:
+            cause = f"{len(wrong)} of {len(both)} rows count as truncated and ended, or as neither"
+            return Stage("ends", "different", cause, len(wrong) / len(both), places(wrong))
+        ended = sum(bool(dump.rows[i].ended) for i in both)
+        return Stage("ends", "same", f"{ended} of {len(both)} rows ended, by the trainer and by the sampler")
+    cut = [row.truncated if row.ended is None else not row.ended for row in dump.rows]
+    if any(value is not None for value in cut):
+        count = sum(bool(value) for value in cut)
+        return Stage(
+            "ends",
+            "cannot tell",
+            f"{count} of {len(cut)} rows count as truncated, and the dump says it in one place alone",
+        )
+    return _lacks(dump, "ends", "reason for which a completion ended")
+
+
+def _turns(dump: Dump) -> Stage | None:
+    """The tokens of the trainer, against those of the rollout; None where the dump has one of them."""
+    if any(stage.name == "turns" for stage in dump.contradictions):
+        return Stage("turns", "different")
+    return Stage("turns", "same", dump.agreements["turns"]) if "turns" in dump.agreements else None
+
+
+def _mask(dump: Dump) -> Stage:
+    """The tokens in the loss, against those that were sampled."""
+    masks = [row.mask for row in dump.rows]
+    if any(mask is None for mask in masks):
+        return _lacks(dump, "mask", "mask of the tokens in the loss")
+    counted = f"{int(sum(mask.sum() for mask in masks))} tokens of {len(masks)} rows count"
+    if odd := [i for i, mask in enumerate(masks) if not np.isin(mask, (0, 1)).all()]:
+        return Stage("mask", "different", "the mask has other values than 0 and 1", where=places(odd))
+    pairs = [(i, row.mask, row.own_mask) for i, row in enumerate(dump.rows) if row.own_mask is not None]
+    if pairs:
+        wrong = [i for i, mask, own in pairs if not np.array_equal(mask, own)]
+        if wrong:
+            return Stage(
+                "mask", "different", "the trainer has another mask than the rollout wrote", where=places(wrong)
+            )
+        return Stage("mask", "same", f"{counted}, as the rollout wrote it")
+    outside = [i for i, row in enumerate(dump.rows) if _sampled_outside(row)]
+    if outside:
+        said = f"{counted}; {len(outside)} rows hold sampled tokens that do not, and nothing says why"
+        return Stage("mask", "cannot tell", said, where=places(outside))
+    if all(row.sampled_logps is not None for row in dump.rows):
+        return Stage("mask", "same", f"{counted}, and no other token has a log-prob of the sampler")
+    return Stage("mask", "cannot tell", f"{counted}; the dump holds nothing to compare them with")
+
+
+def _sampled_outside(row: DumpRow) -> bool:
+    """True if the sampler gave a log-prob for a token that is not in the loss: one that it did not sample has 0."""
+    if row.sampled_logps is None or row.mask is None or len(row.sampled_logps) != len(row.mask):
+        return False
+    return bool(((row.mask == 0) & (np.nan_to_num(row.sampled_logps) != 0)).any())
+
+
+def _rewards(dump: Dump) -> Stage:
+    """The rewards of the trainer, against what the rollout wrote, or those of equal completions."""
+    rewards = [row.reward for row in dump.rows]
+    if all(reward is None for reward in rewards):
+        return _lacks(dump, "rewards", "reward")
+    both = [i for i, row in enumerate(dump.rows) if row.reward is not None and row.scored is not None]
+    wrong = [i for i in both if not np.isclose(dump.rows[i].reward, dump.rows[i].scored, rtol=1e-5, atol=1e-6)]
+    if wrong:
+        cause = f"{len(wrong)} of {len(both)} rows have another reward than the rollout wrote for them"
+        return Stage("rewards", "different", cause, where=places(wrong))
+    said = f"{sum(reward is not None for reward in rewards)} of {len(rewards)} rows have a reward"
+    first: dict[tuple, float | None] = {}
+    unlike = []
+    for i, row in enumerate(dump.rows):
+        if row.completion and first.setdefault((row.group, row.completion), row.reward) != row.reward:
+            unlike.append(i)
+    if unlike:
+        said += ": equal completions of one group have different rewards, so a function is random or mixes up rows"
+        return Stage("rewards", "cannot tell", said, where=places(unlike))
+    if len(both) == len(rewards):
+        return Stage("rewards", "same", f"{said}, as the rollout wrote it")
+    return Stage("rewards", "cannot tell", f"{said}; the dump holds no second place to compare it with")
+
+
+# --- advantages -----------------------------------------------------------------------------------------------------
+
+
+def formulas() -> Mapping[str, Formula]:
+    """The published ways from the rewards of a group to its advantages: name -> function, (G,) to (G,).
+
+    Example:
+        >>> formulas()["reward minus the mean of the group"](np.array([1.0, 0.0]))
+        array([ 0.5, -0.5])
+    """
+    named: dict[str, Formula] = {"reward minus the mean of the group": lambda r: group_advantages(r, len(r), "none")}
+    for small, text in ((1e-6, ""), (1e-4, ", plus 0.0001")):
+        for freedom, of in ((1, "n - 1"), (0, "n")):
+            name = f"reward minus the mean of the group, over its standard deviation (of {of}{text})"
+            named[name] = lambda r, s=small, d=freedom: _scaled(r, r.mean(), d, s)
+    named["reward minus the mean of the others"] = lambda r: r - _others(r)
+    named["reward minus the mean of the others, over their standard deviation"] = _scaled_by_others
+    named["reward minus the mean of the group, over that mean"] = lambda r: (
+        (r - r.mean()) / r.mean() if r.mean() > 0 else 0 * r
+    )
+    named["the reward"] = lambda r: r
+    return named
+
+
+def _scaled(rewards: np.ndarray, baseline: float, freedom: int, small: float) -> np.ndarray:
+    spread = rewards.std(ddof=freedom) if len(rewards) > freedom else 0.0
+    return (rewards - baseline) / (spread + small)
+
+
+def _others(rewards: np.ndarray) -> np.ndarray:
+    count = len(rewards) - 1
+    return (rewards.sum() - rewards) / count if count else rewards
+
+
+def _scaled_by_others(rewards: np.ndarray) -> np.ndarray:
+    """NeMo-RL's default; a completion whose others have equal rewards is not scaled."""
+    if len(rewards) < 3:
+        return rewards - _others(rewards)
+    spreads = np.array([np.delete(rewards, i).std(ddof=1) for i in range(len(rewards))])
+    centred = rewards - _others(rewards)
+    return np.where(spreads > 0, centred / (spreads + 1e-6), centred)
+
+
+def _advantages(dump: Dump) -> Stage:
+    """The advantages, against each formula that is published."""
+    if all(row.advantages is None for row in dump.rows):
+        return _lacks(dump, "advantages", "advantages")
+    if any(row.reward is None for row in dump.rows):
+        return _lacks(dump, "advantages", "reward of each completion, from which advantages follow")
+    if any(row.group is None for row in dump.rows):
+        return _lacks(dump, "advantages", "prompt or group of each completion")
+    own = [_one(row) for row in dump.rows]
+    if any(value is None for value in own):
+        return Stage("advantages", "cannot tell", "the tokens of a completion have advantages of their own")
+    groups: dict[object, list[int]] = defaultdict(list)
+    for i, row in enumerate(dump.rows):
+        if not np.isnan(own[i]):
+            groups[row.group].append(i)
+    rewards = np.array([row.reward for row in dump.rows], dtype=float)
+    return compared_with_formulas(rewards, np.array(own, dtype=float), list(groups.values()))
+
+
+def _one(row: DumpRow) -> float | None:
+    """The advantage of a completion; NaN where no token counts, None where its tokens have several."""
+    if row.advantages is None or row.mask is None or len(row.mask) != len(row.advantages):
+        return None
+    counted = row.advantages[row.mask > 0]
+    if not len(counted):
+        return np.nan
+    return float(counted[0]) if np.allclose(counted, counted[0], rtol=1e-4, atol=1e-6) else None
+
+
+def compared_with_formulas(rewards: np.ndarray, used: np.ndarray, groups: Sequence[Sequence[int]]) -> Stage:
+    """Judge the advantages of a step.
+
+    Args:
+        rewards, used: (N,), with the advantages of the dump.
+        groups: the rows of each.
+
+    Returns:
+        `same` where one formula gives all groups; `different` where it gives most of them, or gives all from the rewards of
+        the neighbours, or with the other sign; else `cannot tell`.
+
+    Example:
+        >>> rewards, used = np.array([1.0, 0.0, 2.0, 0.0]), np.array([0.5, -0.5, 1.0, -1.0])
+        >>> compared_with_formulas(rewards, used, [[0, 1], [2, 3]]).verdict
+        'same'
+        >>> compared_with_formulas(rewards, -used, [[0, 1], [2, 3]]).cause
+        'the negative of: reward minus the mean of the group'
+    """
+    telling = [rows for rows in groups if np.ptp(rewards[list(rows)]) > 0]
+    if not telling and not np.abs(used[~np.isnan(used)]).max(initial=0.0) > SAME:
+        return Stage("advantages", "same", "the rewards of each group are equal, and all advantages are 0")
+    fits = {
+        name: [rows for rows in groups if _fits(formula, rewards, used, rows)] for name, formula in formulas().items()
+    }
+    name = max(fits, key=lambda each: (len(fits[each]), -list(fits).index(each)))
+    wrong = [rows for rows in groups if rows not in fits[name]]
+    if not wrong:
+        return Stage("advantages", "same", name)
+    for text, changed, factor in _CHANGES:
+        for formula in formulas():
+            if telling and all(_fits(formulas()[formula], changed(rewards), factor * used, rows) for rows in groups):
+                return Stage("advantages", "different", f"{text}{formula}")
+    largest = max(map(len, groups))
+    rows = [i for group in wrong for i in group]
+    if any(len(group) < largest for group in wrong):
+        cause = f"{len(wrong)} groups have fewer rows here than the others, so a part of them is elsewhere"
+        return Stage("advantages", "cannot tell", cause, where=places(rows))
+    if sum(group in fits[name] for group in telling) * 2 >= len(telling) > 1:
+        cause = f"{len(groups) - len(wrong)} of {len(groups)} groups are {name}; the others are not"
+        return Stage("advantages", "different", cause, where=places(rows))
+    return Stage(
+        "advantages",
+        "cannot tell",
+        f"none of {len(fits)} published formulas gives them, and the dump holds no settings",
+    )
+
+
+_CHANGES: tuple[tuple[str, Callable[[np.ndarray], np.ndarray], float], ...] = (
+    ("the negative of: ", lambda rewards: rewards, -1.0),
+    ("each row has that of the row before it: ", lambda rewards: np.roll(rewards, 1), 1.0),
+    ("each row has that of the row after it: ", lambda rewards: np.roll(rewards, -1), 1.0),
+)
+
+
+def _fits(formula: Formula, rewards: np.ndarray, used: np.ndarray, rows: Sequence[int]) -> bool:
+    expected, own = formula(rewards[list(rows)]), used[list(rows)]
+    return bool(np.abs(own - expected).max() <= _CLOSE * max(1.0, float(np.abs(expected).max())))
+
+
+# --- log-probs ------------------------------------------------------------------------------------------------------
+
+
+def _batches(dump: Dump) -> Stage:
+    if "batches" in dump.agreements:
+        return Stage("batches", "same", dump.agreements["batches"])
+    return _lacks(dump, "batches", "micro-batches")
+
+
+def _mismatch(dump: Dump) -> Stage:
+    """The sampler's log-probs, against the trainer's before the update."""
+    rows = [
+        row
+        for row in dump.rows
+        if row.trainer_logps is not None and row.sampled_logps is not None and row.mask is not None
+    ]
+    rows = [row for row in rows if len(row.trainer_logps) == len(row.sampled_logps) == len(row.mask)]
+    if not rows or len(rows) < len(dump.rows):
+        return _lacks(dump, "mismatch", "log-probs of both the trainer and the sampler")
+    apart = np.concatenate([(row.trainer_logps - row.sampled_logps)[row.mask > 0] for row in rows])
+    apart = apart[np.isfinite(apart)]
+    if not len(apart):
+        return Stage("mismatch", "cannot tell", "no token in the loss has both log-probs")
+    mean, largest = float(np.abs(apart).mean()), float(np.abs(apart).max())
+    said = f"{mean:.3g} nats a token between trainer and sampler"
+    if mean <= TOLERANCES["bfloat16"].mean:
+        return Stage("mismatch", "same" if largest <= SAME else "rounding", said, largest)
+    for shift, way in ((1, "earlier"), (-1, "later")):
+        moved = np.concatenate([_moved_apart(row, shift) for row in rows])
+        if len(moved) > 1 and np.abs(moved).mean() <= TOLERANCES["bfloat16"].mean:
+            cause = f"{said}: the sampler's log-probs stand one token {way} than the trainer's"
+            return Stage("mismatch", "different", cause, largest)
+    cause = f"{said}: the weights are newer than those that sampled, or one of the two scores in another way"
+    return Stage("mismatch", "cannot tell", cause, largest)
+
+
+def _moved_apart(row: DumpRow, shift: int) -> np.ndarray:
+    """What is between the log-probs if the sampler's are those of the token `shift` places later."""
+    own, other = np.asarray(row.trainer_logps), np.asarray(row.sampled_logps)
+    counted = np.asarray(row.mask) > 0
+    first, second = (slice(1, None), slice(None, -1)) if shift > 0 else (slice(None, -1), slice(1, None))
+    both = counted[first] & counted[second]
+    apart = (own[first] - other[second])[both]
+    return apart[np.isfinite(apart)]
+
+
+_OF_LOGPS: Mapping[str, Callable[[np.ndarray, np.ndarray], np.ndarray]] = {
+    "log_importance_ratio": lambda own, sampled: own - sampled,
+    "importance_ratio": lambda own, sampled: np.exp(own - sampled),
+    "mismatch_kl": lambda own, sampled: np.expm1(own - sampled) - (own - sampled),
+    "prob_delta": lambda own, sampled: np.exp(own) - np.exp(sampled),
+}
+
+
+def _ratios(dump: Dump) -> Stage:
+    """Ratios that the framework computed, against the log-probs that it had."""
+    names = [name for name in _OF_LOGPS if any(name in row.derived for row in dump.rows)]
+    if not names:
+        return _lacks(dump, "ratios", "ratios, and no log-probs of the loss")
+    largest, wrong = 0.0, set()
+    for i, row in enumerate(dump.rows):
+        counted = np.asarray(row.mask) > 0
+        for name in names:
+            if name not in row.derived:
+                continue
+            expected = _OF_LOGPS[name](row.trainer_logps, row.sampled_logps)[counted]
+            used = row.derived[name][counted]
+            finite = np.isfinite(expected) & np.isfinite(used)
+            apart = np.abs(used - expected)[finite]
+            # A framework subtracts log-probs in float32, where a ratio near 1 has 1e-6 of rounding.
+            allowed = TOLERANCES["float32"].value * np.maximum(1.0, np.abs(expected[finite]))
+            largest = max(largest, float(apart.max(initial=0.0)))
+            if (apart > allowed).any():
+                wrong.add(i)
+    if wrong:
+        cause = f"{', '.join(names)} are not those of the log-probs next to them"
+        return Stage("ratios", "different", cause, largest, places(sorted(wrong)))
+    return Stage("ratios", "same", f"{', '.join(names)} follow from the log-probs, to {largest:.1g}", largest)
+
+
+def _correction(dump: Dump) -> Stage:
+    """Tokens that prime-rl leaves out of the loss: a limit on how far a probability moved must explain them."""
+    rows = [
+        row for row in dump.rows if {"is_masked", "prob_delta"} <= row.derived.keys() and row.advantages is not None
+    ]
+    if not rows or len(rows) < len(dump.rows):
+        return _lacks(dump, "correction", "weights or masks of an off-policy correction")
+    said = []
+    for sign, word in ((1.0, "positive"), (-1.0, "negative")):
+        moved, masked = [], []
+        for row in rows:
+            counted = (np.asarray(row.mask) > 0) & (sign * np.asarray(row.advantages) > 0)
+            moved.append(sign * row.derived["prob_delta"][counted])
+            masked.append(row.derived["is_masked"][counted] > 0)
+        moves, out = np.concatenate(moved), np.concatenate(masked)
+        inside, outside = moves[~out].max(initial=-1.0), moves[out].min(initial=2.0)
+        if out.any() and (inside > outside or outside <= 0):
+            cause = f"at {word} advantage a token that moved by {outside:.3g} is left out, "
+            cause += f"and one that moved by {inside:.3g} is not"
+            return Stage("correction", "different", cause)
+        if out.any():
+            said.append(f"{out.sum()} tokens of {word} advantage are left out, from {outside:.3g} on")
+    return Stage("correction", "same", "; ".join(said) or "no token is left out")
