@@ -188,7 +188,7 @@ def _parser() -> argparse.ArgumentParser:
     trial.add_argument("--json", action="store_true", help="one JSON object")
 
     replay = command(_replay)
-    source = "run id, folder, `last`, or the file of a recorded step"
+    source = "run id, folder, `last`, or the file of a recorded step or of another framework's dump"
     replay.add_argument("run", metavar="RUN", help=source)
     replay.add_argument("--step", type=int, metavar="N", help="number of a recorded step")
     replay.add_argument("--tokens", type=int, metavar="ROW", help="also show each token of completion ROW")
@@ -616,7 +616,8 @@ def _replay(args) -> int:
     """Compute a recorded step again, stage by stage, and name the first that differs; it needs no model and no GPU.
 
     A training with `record_steps` keeps each of these steps in a file, which you can attach to a bug report. Secrets in it
-    are hidden; it holds the prompts and completions of the run. Exit code 0: no stage differs, 1: one does, 2: unusable input,
+    are hidden; it holds the prompts and completions of the run. Dumps of slime, prime-rl, NeMo-RL, verl and AReaL are judged
+    as far as they go. Exit code 0: no stage differs, 1: one does, 2: unusable input,
     3: the replay could not finish.
 
     Example: workbench replay last --step 50

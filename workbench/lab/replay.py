@@ -50,7 +50,8 @@ def _title(path: Path, saved: SavedStep | Dump) -> str:
             f"{number}, {len(saved.rows)} completions, dumped by {saved.framework}: {path} ({saved.size / 1000:.0f} KB)"
         )
     step = saved.step
-    title = f"step {saved.number} of {step.kind}, {len(step.rows)} completions, TRL {saved.versions.get('trl')}"
+    by = f"TRL {saved.versions['trl']}" if "trl" in saved.versions else ", ".join(map(" ".join, saved.versions.items()))
+    title = ", ".join(filter(None, [f"step {saved.number} of {step.kind}", f"{len(step.rows)} completions", by]))
     title += f", process {step.rank} of {step.processes}" * (step.processes > 1)
     return f"{title}: {path} ({saved.size / 1000:.0f} KB)"
 

@@ -4,6 +4,7 @@ A dump has no settings. Where several published formulas would be right, the ver
 numbers; where none does, it is `cannot tell`, because a framework may compute advantages in its own way.
 """
 
+import functools
 import os
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
@@ -79,15 +80,15 @@ def _turns(dump: Dump) -> Stage | None:
 
 def _mask(dump: Dump) -> Stage:
     """The tokens in the loss, against those that were sampled."""
-    masks = [row.mask for row in dump.rows]
-    if any(mask is None for mask in masks):
+    masks = [row.mask for row in dump.rows if row.mask is not None]
+    if len(masks) < len(dump.rows):
         return _lacks(dump, "mask", "mask of the tokens in the loss")
     counted = f"{int(sum(mask.sum() for mask in masks))} tokens of {len(masks)} rows count"
     if odd := [i for i, mask in enumerate(masks) if not np.isin(mask, (0, 1)).all()]:
         return Stage("mask", "different", "the mask has other values than 0 and 1", where=places(odd))
-    pairs = [(i, row.mask, row.own_mask) for i, row in enumerate(dump.rows) if row.own_mask is not None]
-    if pairs:
-        wrong = [i for i, mask, own in pairs if not np.array_equal(mask, own)]
+    owns = [row.own_mask for row in dump.rows if row.own_mask is not None]
+    if len(owns) == len(masks):
+        wrong = [i for i, (mask, own) in enumerate(zip(masks, owns, strict=True)) if not np.array_equal(mask, own)]
         if wrong:
             return Stage(
                 "mask", "different", "the trainer has another mask than the rollout wrote", where=places(wrong)
@@ -115,7 +116,8 @@ def _rewards(dump: Dump) -> Stage:
     if all(reward is None for reward in rewards):
         return _lacks(dump, "rewards", "reward")
     both = [i for i, row in enumerate(dump.rows) if row.reward is not None and row.scored is not None]
-    wrong = [i for i in both if not np.isclose(dump.rows[i].reward, dump.rows[i].scored, rtol=1e-5, atol=1e-6)]
+    used, scored = (np.array([getattr(dump.rows[i], name) for i in both], dtype=float) for name in ("reward", "scored"))
+    wrong = [both[k] for k in np.flatnonzero(~np.isclose(used, scored, rtol=1e-5, atol=1e-6))]
     if wrong:
         cause = f"{len(wrong)} of {len(both)} rows have another reward than the rollout wrote for them"
         return Stage("rewards", "different", cause, where=places(wrong))
@@ -147,19 +149,22 @@ def formulas() -> Mapping[str, Formula]:
     for small, text in ((1e-6, ""), (1e-4, ", plus 0.0001")):
         for freedom, of in ((1, "n - 1"), (0, "n")):
             name = f"reward minus the mean of the group, over its standard deviation (of {of}{text})"
-            named[name] = lambda r, s=small, d=freedom: _scaled(r, r.mean(), d, s)
+            named[name] = functools.partial(_scaled, freedom=freedom, small=small)
     named["reward minus the mean of the others"] = lambda r: r - _others(r)
     named["reward minus the mean of the others, over their standard deviation"] = _scaled_by_others
-    named["reward minus the mean of the group, over that mean"] = lambda r: (
-        (r - r.mean()) / r.mean() if r.mean() > 0 else 0 * r
-    )
+    named["reward minus the mean of the group, over that mean"] = _over_the_mean
     named["the reward"] = lambda r: r
     return named
 
 
-def _scaled(rewards: np.ndarray, baseline: float, freedom: int, small: float) -> np.ndarray:
+def _scaled(rewards: np.ndarray, freedom: int, small: float) -> np.ndarray:
     spread = rewards.std(ddof=freedom) if len(rewards) > freedom else 0.0
-    return (rewards - baseline) / (spread + small)
+    return (rewards - rewards.mean()) / (spread + small)
+
+
+def _over_the_mean(rewards: np.ndarray) -> np.ndarray:
+    """MaxRL's; a group without a reward above 0 has 0."""
+    return (rewards - rewards.mean()) / rewards.mean() if rewards.mean() > 0 else np.zeros(len(rewards))
 
 
 def _others(rewards: np.ndarray) -> np.ndarray:
@@ -184,15 +189,15 @@ def _advantages(dump: Dump) -> Stage:
         return _lacks(dump, "advantages", "reward of each completion, from which advantages follow")
     if any(row.group is None for row in dump.rows):
         return _lacks(dump, "advantages", "prompt or group of each completion")
-    own = [_one(row) for row in dump.rows]
-    if any(value is None for value in own):
+    own = [value for value in map(_one, dump.rows) if value is not None]
+    if len(own) < len(dump.rows):
         return Stage("advantages", "cannot tell", "the tokens of a completion have advantages of their own")
     groups: dict[object, list[int]] = defaultdict(list)
     for i, row in enumerate(dump.rows):
         if not np.isnan(own[i]):
             groups[row.group].append(i)
     rewards = np.array([row.reward for row in dump.rows], dtype=float)
-    return compared_with_formulas(rewards, np.array(own, dtype=float), list(groups.values()))
+    return compared_with_formulas(rewards, np.array(own), list(groups.values()))
 
 
 def _one(row: DumpRow) -> float | None:
@@ -275,15 +280,10 @@ def _batches(dump: Dump) -> Stage:
 
 def _mismatch(dump: Dump) -> Stage:
     """The sampler's log-probs, against the trainer's before the update."""
-    rows = [
-        row
-        for row in dump.rows
-        if row.trainer_logps is not None and row.sampled_logps is not None and row.mask is not None
-    ]
-    rows = [row for row in rows if len(row.trainer_logps) == len(row.sampled_logps) == len(row.mask)]
-    if not rows or len(rows) < len(dump.rows):
+    rows = [arrays for arrays in map(_both_logps, dump.rows) if arrays is not None]
+    if len(rows) < len(dump.rows):
         return _lacks(dump, "mismatch", "log-probs of both the trainer and the sampler")
-    apart = np.concatenate([(row.trainer_logps - row.sampled_logps)[row.mask > 0] for row in rows])
+    apart = np.concatenate([(own - sampled)[mask > 0] for own, sampled, mask in rows])
     apart = apart[np.isfinite(apart)]
     if not len(apart):
         return Stage("mismatch", "cannot tell", "no token in the loss has both log-probs")
@@ -292,7 +292,7 @@ def _mismatch(dump: Dump) -> Stage:
     if mean <= TOLERANCES["bfloat16"].mean:
         return Stage("mismatch", "same" if largest <= SAME else "rounding", said, largest)
     for shift, way in ((1, "earlier"), (-1, "later")):
-        moved = np.concatenate([_moved_apart(row, shift) for row in rows])
+        moved = np.concatenate([_moved_apart(*arrays, shift) for arrays in rows])
         if len(moved) > 1 and np.abs(moved).mean() <= TOLERANCES["bfloat16"].mean:
             cause = f"{said}: the sampler's log-probs stand one token {way} than the trainer's"
             return Stage("mismatch", "different", cause, largest)
@@ -300,13 +300,19 @@ def _mismatch(dump: Dump) -> Stage:
     return Stage("mismatch", "cannot tell", cause, largest)
 
 
-def _moved_apart(row: DumpRow, shift: int) -> np.ndarray:
-    """What is between the log-probs if the sampler's are those of the token `shift` places later."""
-    own, other = np.asarray(row.trainer_logps), np.asarray(row.sampled_logps)
-    counted = np.asarray(row.mask) > 0
+def _both_logps(row: DumpRow) -> tuple[np.ndarray, np.ndarray, np.ndarray] | None:
+    """(T,) each: the trainer's log-probs, the sampler's, and the mask; None where one is missing or of another length."""
+    if row.trainer_logps is None or row.sampled_logps is None or row.mask is None:
+        return None
+    arrays = row.trainer_logps, row.sampled_logps, row.mask
+    return arrays if len({len(array) for array in arrays}) == 1 else None
+
+
+def _moved_apart(own: np.ndarray, sampled: np.ndarray, mask: np.ndarray, shift: int) -> np.ndarray:
+    """Differences of the log-probs if the sampler's are those of the token `shift` places later."""
     first, second = (slice(1, None), slice(None, -1)) if shift > 0 else (slice(None, -1), slice(1, None))
-    both = counted[first] & counted[second]
-    apart = (own[first] - other[second])[both]
+    both = (mask[first] > 0) & (mask[second] > 0)
+    apart = (own[first] - sampled[second])[both]
     return apart[np.isfinite(apart)]
 
 
@@ -325,12 +331,15 @@ def _ratios(dump: Dump) -> Stage:
         return _lacks(dump, "ratios", "ratios, and no log-probs of the loss")
     largest, wrong = 0.0, set()
     for i, row in enumerate(dump.rows):
-        counted = np.asarray(row.mask) > 0
+        arrays = _both_logps(row)
+        if arrays is None:
+            return Stage("ratios", "cannot tell", "the dump holds no log-probs of some rows")
+        own, sampled, mask = arrays
         for name in names:
             if name not in row.derived:
                 continue
-            expected = _OF_LOGPS[name](row.trainer_logps, row.sampled_logps)[counted]
-            used = row.derived[name][counted]
+            expected = _OF_LOGPS[name](own, sampled)[mask > 0]
+            used = row.derived[name][mask > 0]
             finite = np.isfinite(expected) & np.isfinite(used)
             apart = np.abs(used - expected)[finite]
             # A framework subtracts log-probs in float32, where a ratio near 1 has 1e-6 of rounding.

@@ -18,7 +18,7 @@ The schema of each was read in its writer:
 import math
 import os
 import re
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -231,13 +231,13 @@ def _slime_sample(sample: Mapping[str, Any]) -> DumpRow:
 
 def _slime_divisors(samples: Sequence[Mapping], rows: Sequence[DumpRow]) -> list[Stage]:
     """The tokens by which a rollout's loss is divided, against the masks of its samples."""
-    if any("rollout_mask_sums" not in s or "rollout_ids" not in s for s in samples) or any(
-        r.mask is None for r in rows
-    ):
+    masks = [row.mask for row in rows if row.mask is not None]
+    held = all({"rollout_mask_sums", "rollout_ids"} <= sample.keys() for sample in samples)
+    if not held or len(masks) < len(rows):
         return []
-    sums: Counter = Counter()
-    for sample, row in zip(samples, rows, strict=True):
-        sums[int(sample["rollout_ids"])] += float(np.sum(row.mask))
+    sums: dict[int, float] = defaultdict(float)
+    for sample, mask in zip(samples, masks, strict=True):
+        sums[int(sample["rollout_ids"])] += float(mask.sum())
     pairs = [(float(sample["rollout_mask_sums"]), sums[int(sample["rollout_ids"])]) for sample in samples]
     wrong = [i for i, (used, expected) in enumerate(pairs) if used != expected]
     if not wrong:
@@ -385,7 +385,8 @@ def _nemo(records: Sequence[Mapping], path: Path) -> Dump:
 
 def _areal_step(content: Sequence[Mapping], path: Path) -> Dump:
     """Trajectories of a rollout batch, each a few rows padded on the right."""
-    rows, padded = [], []
+    rows: list[DumpRow] = []
+    padded: list[int] = []
     for part in content:
         for i in range(len(part["input_ids"])):
             length = int(part["attention_mask"][i].sum()) if "attention_mask" in part else len(part["input_ids"][i])

@@ -130,7 +130,7 @@ def _step_from(content: dict) -> Step:
         SampledRow(**{name: _array(row[name]) if name in _ARRAYS else row[name] for name in row})
         for row in content["rows"]
     ]
-    turns = content["turns"] and [Turn(**turn) for turn in content["turns"]]
+    turns = content.get("turns") and [Turn(**turn) for turn in content["turns"]]
     arrays |= {"returned": _array(content["returned"])}
     micro_batches = [_micro_rows(micro) for micro in content["micro_batches"]]
     return Step(**content | arrays | {"rows": rows, "turns": turns, "micro_batches": micro_batches})

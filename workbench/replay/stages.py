@@ -390,8 +390,8 @@ def check_loss(step: Step, losses: Sequence[Loss | None]) -> Stage:
 
 
 def check_metrics(step: Step) -> Stage | None:
-    """Whether what is logged of rewards and ends is so; None where other processes have a part in it."""
-    if step.processes > 1 or len(step.rewards) != 1:
+    """Whether what is logged of rewards and ends is so; None where nothing is, or other processes have a part in it."""
+    if step.processes > 1 or len(step.rewards) != 1 or not step.metrics:
         return None
     rewards = row_rewards(step.rewards[0], step.settings["reward_weights"])
     expected = {"reward": float(np.nanmean(rewards))}

@@ -120,6 +120,7 @@ class _Archive:
         """Obey the instructions of the pickle."""
         stack: list[Any] = []
         memo: dict[int, Any] = {}
+        argument: Any
         for opcode, argument, _ in pickletools.genops(self.archive.read(f"{self.folder}data.pkl")):
             name = opcode.name
             if name == "STOP":
@@ -138,9 +139,9 @@ class _Archive:
 
     def _obey(self, name: str, argument: Any, stack: list[Any]) -> None:
         if name in _TUPLES:
-            items = tuple(stack[-_TUPLES[name] :])
+            first = tuple(stack[-_TUPLES[name] :])
             del stack[-_TUPLES[name] :]
-            stack.append(items)
+            stack.append(first)
         elif name == "TUPLE":
             stack.append(tuple(_items(stack)))
         elif name == "APPENDS":

@@ -1,0 +1,144 @@
+"""The two functions of `examples/` that write a step of any trainer: what they write is judged as a step of TRL."""
+
+import importlib.util
+
+import pytest
+import torch
+from conftest import ROOT
+
+from workbench import replay_step
+from workbench.cli import main
+
+SETTINGS = {"num_generations": 4, "gradient_accumulation_steps": 2, "num_iterations": 2, "beta": 0.04}
+NUMBERS = [[0, 1, 2, 3, 4], [5, 6, 7]]
+JUDGED = "ends mask rewards advantages batches ratios loss"
+
+
+def writer(name):
+    spec = importlib.util.spec_from_file_location(name, ROOT / "examples" / f"{name}.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module.write_step
+
+
+@pytest.fixture
+def batch():
+    """Eight completions of two prompts, padded, with a token of a tool, after an update."""
+    torch.manual_seed(3)
+    lengths = torch.tensor([3, 6, 2, 5, 6, 4, 1, 3])
+    there = (torch.arange(6) < lengths[:, None]).long()
+    old = torch.rand(8, 6) * -2
+    tables = {"old_logps": old, "logps": old + torch.randn(8, 6) * 0.3, "ref_logps": old + torch.randn(8, 6) * 0.1}
+    tables |= {
+        "prompt_ids": torch.tensor([[5, 6]] * 4 + [[0, 7]] * 4),
+        "prompt_mask": torch.tensor([[1, 1]] * 4 + [[0, 1]] * 4),
+    }
+    tables |= {"completion_ids": torch.randint(10, 90, (8, 6)), "completion_mask": there, "tool_mask": there.clone()}
+    tables["tool_mask"][1, 2] = 0
+    rewards = torch.randint(0, 3, (8, 2)).float()
+    groups = rewards.sum(1).view(2, 4)
+    advantages = (groups - groups.mean(1, keepdim=True)) / (groups.std(1, keepdim=True) + 1e-4)
+    tables |= {"mask": tables["tool_mask"], "rewards": rewards, "returned": rewards, "advantages": advantages.flatten()}
+    return tables | {"ended": lengths < 6, "truncated": lengths == 6}
+
+
+def micro_batches(batch, divisor=None):
+    """DAPO's loss with KL, as a trainer computes it from padded tensors."""
+    ratio = (batch["logps"] - batch["old_logps"]).exp()
+    advantages = batch["advantages"][:, None]
+    apart = batch["ref_logps"] - batch["logps"]
+    loss = -torch.min(ratio * advantages, ratio.clamp(0.8, 1.2) * advantages) + 0.04 * (apart.exp() - apart - 1)
+    items = float(batch["mask"].sum())
+    return [(rows, float((loss * batch["mask"])[rows].sum() / (divisor or items)), items) for rows in NUMBERS]
+
+
+def plain_rows(batch):
+    """The same completions as dictionaries of lists."""
+    rows = []
+    for i, there in enumerate(batch["completion_mask"].bool()):
+        row = {"prompt_ids": batch["prompt_ids"][i][batch["prompt_mask"][i].bool()].tolist()}
+        names = {
+            "completion_ids": "ids",
+            "tool_mask": "sampled",
+            "mask": "mask",
+            "old_logps": "old_logps",
+            "ref_logps": "ref_logps",
+        }
+        row |= {name: batch[table][i][there].tolist() for table, name in names.items()}
+        row |= {
+            name: batch[name][i].tolist() for name in ("ended", "truncated", "rewards", "returned") if name in batch
+        }
+        rows.append(row | {"advantage": batch["advantages"][i].item(), "logps": batch["logps"][i][there].tolist()})
+    return rows
+
+
+def written(name, path, batch, micro):
+    if name == "write_step_torch":
+        writer(name)(path, batch, micro, SETTINGS, 7, {"mine": "1.0"}, lambda ids: "".join(f"<{i}>" for i in ids))
+        return path
+    rows = plain_rows(batch)
+    parts = [
+        {"rows": own, "logps": [rows[i]["logps"] for i in own], "loss": loss, "items": items}
+        for own, loss, items in micro
+    ]
+    writer(name)(path, rows, parts, SETTINGS, 7, {"mine": "1.0"}, {5: "<5>"})
+    return path
+
+
+NAMES = ("write_step", "write_step_torch")
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_right_step_of_another_trainer_has_no_difference(name, batch, tmp_path, capsys):
+    path = written(name, tmp_path / "step-000007.json.gz", batch, micro_batches(batch))
+    report = replay_step(path)
+    assert [stage.name for stage in report.stages] == JUDGED.split()
+    assert {stage.verdict for stage in report.stages if stage.name != "ratios"} <= {"same", "rounding"}
+    assert report.first is None
+    assert len(report.rows) == 8
+    assert main(["replay", str(path), "--tokens", "1"]) == 0
+    assert "step 7 of GRPO, 8 completions, mine 1.0" in capsys.readouterr().out
+
+
+def group_of_all(batch):
+    rewards = batch["rewards"].sum(1)
+    batch["advantages"] = (rewards - rewards.mean()) / (rewards.std() + 1e-4)
+
+
+def tool_in_loss(batch):
+    batch["mask"] = batch["completion_mask"]
+
+
+def rewards_moved(batch):
+    batch["rewards"] = batch["rewards"].roll(1, 0)
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize(
+    "fault, stage", [(group_of_all, "advantages"), (tool_in_loss, "mask"), (rewards_moved, "rewards")]
+)
+def test_a_fault_of_another_trainer_is_found_at_its_stage(fault, stage, name, batch, tmp_path):
+    fault(batch)
+    report = replay_step(written(name, tmp_path / "step.json.gz", batch, micro_batches(batch)))
+    assert report.first.name == stage
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_divisor_of_another_trainer_is_found(name, batch, tmp_path):
+    report = replay_step(written(name, tmp_path / "step.json.gz", batch, micro_batches(batch, divisor=48.0)))
+    assert report.first.name == "loss"
+    assert "times as much" in report.first.cause
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_what_a_trainer_does_not_keep_cannot_be_told(name, batch, tmp_path):
+    del batch["returned"]
+    report = replay_step(written(name, tmp_path / "step.json.gz", batch, micro_batches(batch)))
+    assert report.first is None
+    assert report["rewards"].verdict == "cannot tell"
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_writer_has_at_most_40_lines(name):
+    text = (ROOT / "examples" / f"{name}.py").read_text()
+    assert len(text[text.index("def write_step") :].splitlines()) <= 40
