@@ -9,6 +9,7 @@ from tools.record import csv_next_to_page, csv_text, made_with, measured, table
 
 NAMES = {
     "trl": "TRL",
+    "trl_async": "TRL AsyncGRPO",
     "verl": "verl",
     "openrlhf": "OpenRLHF",
     "skyrl": "SkyRL",
@@ -125,13 +126,13 @@ def page() -> list[str]:
         "# One definition, every framework",
         "",
         "[`workbench conform`](../how-to/conform.md) asked the losses in these wheels, as their trainers add them up, and "
-        "the advantages.",
+        "the advantages. Distillation was not asked: a case has no distribution over the vocabulary.",
         "",
         *table(["newest release", *VERDICTS], frameworks),
         "",
         "*Own formula*: a choice that conform has no name for. *No guard*: NaN in, or no token left, and NaN out; a trainer "
-        "may prevent it. *Fault*: a completion that no function scored has reward 0. Before 4.6.0 ms-swift also divided DAPO "
-        "and CISPO once more by the number of micro-batches.",
+        "may prevent it. *Fault*: AsyncGRPO takes the mean of the micro-batches' means; in ms-swift a completion that no "
+        "function scored has reward 0, and before 4.6.0 DAPO and CISPO were divided once more by the number of micro-batches.",
         "",
         *csv_next_to_page("conform.csv"),
         "",

@@ -32,6 +32,12 @@ CAUSES = (
     Cause("trl", "no guard", "grpo_trainer.py:3016: a weight that is NaN becomes 0", NAN, ("vespo",)),
     Cause("trl", "no guard", "rloo_trainer.py:1822: log-probs times the mask", NAN, ("rloo",)),
     Cause("trl", "no guard", "grpo_trainer.py:3154 and the like: the loss times the mask", NAN),
+    Cause(
+        "trl_async",
+        "fault",
+        "async_grpo_trainer.py:1541, 1544: divided by the tokens of a micro-batch, then by the number of micro-batches (#7206)",
+        ("*micro-batch*",),
+    ),
     Cause("verl", "no guard", "core_algos.py:1175: over 0 tokens; its gradient is 0", ("all rows left out",)),
     Cause("verl", "no guard", "core_algos.py:1182, 1196, rollout_corr_helper.py:592: times the mask", NAN),
     Cause("verl", "no guard", "core_algos.py:320, 625: the mean of a group with a NaN", MISSING),
