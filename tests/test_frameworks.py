@@ -112,6 +112,49 @@ def test_trl_answers_what_is_stored_of_its_release():
     assert wrong == {"nan behind the end (old)", "nan behind the end (all but the policy's)"}
 
 
+# Fault -> definition, and what TRL's source says with and without it.
+PLANTED = {
+    "divisor": ("dapo", "loss = (per_token_loss * mask).sum() / normalizer", "loss = (per_token_loss * mask).mean()"),
+    "sign": ("dapo", "per_token_loss = -torch.min(", "per_token_loss = torch.min("),
+    "clip": ("dapo", "coef_2 = torch.clamp(coef_1, 1 - self", "coef_2 = torch.clamp(coef_1, 0.5 - self"),
+    "mask": ("dapo", "loss = (per_token_loss * mask).sum() / normalizer", "loss = per_token_loss.sum() / normalizer"),
+    "kl": ("dapo", "(ref_per_token_logps - per_token_logps) - 1", "(per_token_logps - ref_per_token_logps) - 1"),
+    "group size": (
+        "grpo_advantages",
+        "torch.nanmean(rewards.view(-1, num_generations), dim=1)",
+        "torch.nanmean(rewards).expand(len(rewards) // num_generations)",
+    ),
+}
+
+
+def wrong_cases(folder, definition):
+    others = run.ask("trl", folder)[definition]["others"]
+    return {case for case, cell in others.items() if cell["verdict"] == "wrong"}
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(trl.__version__ != "1.16.0", reason="the faults are put into lines of TRL 1.16.0")
+def test_six_faults_in_trls_own_functions_are_wrong(tmp_path, monkeypatch):
+    files = ("utils", "grpo_trainer", "rloo_trainer")
+    sources = {name: (Path(trl.__file__).parent / f"trainer/{name}.py").read_text() for name in files}
+    adapter = run.importlib.import_module("repros.frameworks.trl")
+    whole = adapter.functions
+    monkeypatch.setattr(
+        adapter, "functions", lambda wheel: {name: whole(wheel)[name] for name in ("dapo", "grpo_advantages")}
+    )
+    found = {}
+    for fault, (definition, before, after) in {"none": ("dapo", "", ""), **PLANTED}.items():
+        place = tmp_path / fault / "trl" / "trainer"
+        place.mkdir(parents=True)
+        for name, text in sources.items():
+            assert name != "grpo_trainer" or before in text, fault
+            (place / f"{name}.py").write_text(text.replace(before, after) if before else text)
+        found[fault] = wrong_cases(tmp_path / fault, definition)
+    healthy = found.pop("none")
+    assert healthy == {"nan behind the end (old)", "nan behind the end (all but the policy's)"}
+    assert [fault for fault, wrong in found.items() if not wrong - healthy] == []
+
+
 def test_every_wrong_case_has_a_cause_that_was_read():
     wrong = {
         (name, release, claim, case)
@@ -125,6 +168,15 @@ def test_every_wrong_case_has_a_cause_that_was_read():
 
 def test_a_fault_is_reduced_to_lines_that_run():
     assert doctest.testmod(ms_swift) == (0, 5)
+
+
+def test_each_fault_has_a_text_for_its_maintainers_or_is_fixed():
+    readme = (ROOT / "repros" / "upstream" / "README.md").read_text()
+    rows = [line for line in readme.splitlines() if line.startswith("|")]
+    for cause in CAUSES:
+        if cause.kind == "fault":
+            name = frameworks.NAMES[cause.framework].split()[0]
+            assert any(row.startswith(f"| {name} ") for row in rows), cause
 
 
 def test_stored_verdicts_are_of_the_cases_that_there_are():
