@@ -8,7 +8,7 @@ import subprocess
 import pandas as pd
 import pytest
 
-from benchmarks import dose, evidence, real, trl_tests
+from benchmarks import divisor, dose, evidence, real, trl_tests
 from tools import record
 from workbench.curves.documented import load_baseline
 from workbench.experiments.recipes import make_recipe
@@ -170,3 +170,11 @@ def test_the_page_of_doses_counts_each_training_once():
     assert low.startswith("| 5% | 0 of 2 | 1 of 20 | 0% | 20% to 10%, 10% | 20 of 20 | 10% |")
     assert high.startswith("| 100% | 2 of 2 | 20 of 20 | 100% | 20% to 50%, 50% | 20 of 20 |")
     assert "masked, by share of EOS: 5%: 5%; 100%: 100%." in dose.figure(made).alt
+
+
+def test_a_divisor_is_compared_seed_by_seed():
+    ends = {"dapo": {0: {"reward": 1.0}, 1: {"reward": 3.0}, 2: {"reward": 2.0}, 3: {"reward": 9.0}}}
+    ends["grpo"] = {seed: {"reward": values["reward"] - 1} for seed, values in ends["dapo"].items() if seed < 3}
+    assert divisor.against_dapo(ends) == {"grpo": {"reward": [-1.0, -1.0, -1.0]}}
+    stored = record.measured("divisor")
+    assert divisor.against_dapo(stored["ends"]) == stored["less dapo"]

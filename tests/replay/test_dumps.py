@@ -27,7 +27,7 @@ NEMO = DUMPS / "NeMo-RL/train_data_step3.jsonl"
 AREAL = DUMPS / "AReaL/step_000003.pt"
 FILES = sorted(path for path in DUMPS.rglob("*") if path.is_file())
 # File -> its stages that can be told; all of them are right.
-TOLD = {
+JUDGED = {
     SLIME: "ends turns mask rewards advantages batches mismatch",
     DUMPS / "slime/rollout_data/3.pt": "mask",
     TOKENS: "mask mismatch ratios correction",
@@ -40,15 +40,15 @@ TOLD = {
 
 
 def test_every_stored_dump_is_listed():
-    assert sorted(TOLD) == FILES
+    assert sorted(JUDGED) == FILES
 
 
-@pytest.mark.parametrize("path", TOLD, ids=lambda path: str(path.relative_to(DUMPS)))
+@pytest.mark.parametrize("path", JUDGED, ids=lambda path: str(path.relative_to(DUMPS)))
 def test_a_right_dump_shows_what_it_holds_and_no_more(path):
     report = replay_step(path)
     told = [stage.name for stage in report.stages if stage.verdict in ("same", "rounding")]
     assert report.first is None
-    assert told == TOLD[path].split()
+    assert told == JUDGED[path].split()
     for stage in report.undecided:
         assert "the dump" in stage.cause, stage
 
