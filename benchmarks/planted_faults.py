@@ -8,56 +8,33 @@ updates. The same settings without the fault, the fault's twin, are checked in t
 be a false alarm. `--column "as found"` stores the result next to that of a later state of the check, `now`.
 """
 
-import sys
-import tempfile
 import types
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 from unittest import mock
 
 import torch
 import trl
-from datasets import Dataset
-from transformers import AutoModelForCausalLM, AutoTokenizer, LogitsProcessorList
+from transformers import LogitsProcessorList
 
-from tools.record import ROOT, about, parser, run_main, use_one_thread
-from workbench.experiments.recipes import resolve_model
-from workbench.replay.report import StepReport
-from workbench.runs.files import read_json, write_json
-from workbench.watch.attach import StepCheck
-from workbench.watch.check_step import check_step
+from benchmarks.faults import MANY, OFTEN, TWO, Fault, async_cases, distillation_cases, length, measure_all, vowels
+from tools.record import run_main
 
-sys.path.append(str(ROOT / "tests" / "helpers"))  # the tests' trainers of AsyncGRPO and of a distillation
+FAULTS: dict[str, Fault] = {}
 
-import async_cases
-import distillation_cases
 
-PROMPTS = ["Write a word", "The sum of the numbers is a long story", "One", "Python is a language that"]
-STOPS = [265, 70, 77, 86, 10, 14]  # common tokens of the starter
-BASE = {"use_cpu": True, "bf16": False, "gradient_checkpointing": False, "report_to": [], "save_strategy": "no"}
-BASE |= {
-    "disable_tqdm": True,
-    "logging_strategy": "no",
-    "learning_rate": 1e-4,
-    "per_device_train_batch_size": 8,
-    "num_generations": 4,
-}
-BASE |= {"max_completion_length": 16}
-MANY = {"per_device_train_batch_size": 16, "max_completion_length": 64}
-TWO = {"gradient_accumulation_steps": 2, "per_device_train_batch_size": 4}
-OFTEN = {"num_iterations": 2, "steps_per_generation": 2, "per_device_train_batch_size": 4}
+def planted(stage: str, **settings: Any) -> Callable[[type], type]:
+    """Enter a class into FAULTS, with its stage and the settings of its trainer."""
+
+    def enter(cls: type) -> type:
+        says = " ".join((cls.__doc__ or "").split())
+        FAULTS[cls.__name__] = Fault(cls, cls.__mro__[1], stage, settings, says)
+        return cls
+
+    return enter
 
 
 # --- rewards ------------------------------------------------------------------------------------------------------------
-
-
-def length(completions, **_):
-    return [len(text) / 10 for text in completions]
-
-
-def vowels(completions, **_):
-    return [sum(letter in "aeiou" for letter in text) / 5 for text in completions]
 
 
 def vowels_of_most(completions, **_):
@@ -75,36 +52,6 @@ def solved_if_short(prompts, completions, **_):
     """Gives every completion of a short prompt 1."""
     lengths = length(completions)
     return [1.0 if len(prompt) < 10 else value for prompt, value in zip(prompts, lengths, strict=True)]
-
-
-# --- how a fault is written down ----------------------------------------------------------------------------------------
-
-
-@dataclass
-class Fault:
-    """A class with a fault, the stage at which it lies, its twin without the fault, and their settings."""
-
-    cls: type
-    twin: type
-    stage: str
-    settings: dict[str, Any]
-
-    @property
-    def says(self) -> str:
-        return " ".join((self.cls.__doc__ or "").split())
-
-
-FAULTS: dict[str, Fault] = {}
-
-
-def planted(stage: str, **settings: Any) -> Callable[[type], type]:
-    """Enter a class into FAULTS, with its stage and the settings of its trainer."""
-
-    def enter(cls: type) -> type:
-        FAULTS[cls.__name__] = Fault(cls, cls.__mro__[1], stage, settings)
-        return cls
-
-    return enter
 
 
 # --- sampling -----------------------------------------------------------------------------------------------------------
@@ -708,111 +655,8 @@ class TeacherRowsSwapped(distillation_cases.DistillationTrainer):
         return hidden
 
 
-# --- running one --------------------------------------------------------------------------------------------------------
-
-
-def with_stops():
-    """The starter with six common tokens that end a completion."""
-    model = AutoModelForCausalLM.from_pretrained(resolve_model("starter"), dtype=torch.float32)
-    model.generation_config.eos_token_id = STOPS
-    return model
-
-
-def build(fault: Fault, folder: str, *, healthy: bool = False):
-    """Make a trainer with a fault, or its twin without it, and the rows that AsyncGRPO trains."""
-    settings = dict(fault.settings)
-    cls = fault.twin if healthy else fault.cls
-    torch.manual_seed(0)
-    if issubclass(cls, async_cases.AsyncGRPOTrainer):
-        rows = async_cases.samples(**settings.pop("rows"))
-        version = fault.settings["rows"].get("now", 0)
-        return async_cases.make(folder, cls, version=version, **settings), rows
-    if issubclass(cls, distillation_cases.DistillationTrainer):
-        return distillation_cases.make(folder, cls, **settings), None
-    stops = settings.pop("stops", False)
-    funcs = settings.pop("funcs", (length, vowels))
-    config = trl.RLOOConfig if issubclass(cls, trl.RLOOTrainer) else trl.GRPOConfig
-    args = config(folder, **(BASE | settings))
-    model = with_stops() if stops else resolve_model("starter")
-    tokenizer = AutoTokenizer.from_pretrained(resolve_model("starter"))
-    data = Dataset.from_dict({"prompt": PROMPTS * 4})
-    return cls(model, list(funcs), args=args, train_dataset=data, processing_class=tokenizer), None
-
-
-def summary(report: StepReport) -> dict[str, dict[str, str]]:
-    """Return the stages that differ and those that cannot be told, each with its cause."""
-    return {
-        verdict: {stage.name: stage.cause for stage in report.stages if stage.verdict == verdict}
-        for verdict in ("different", "cannot tell")
-    }
-
-
-def checked(fault: Fault, *, healthy: bool = False) -> dict[str, dict[str, str]]:
-    """Check one step of a trainer before its training."""
-    with tempfile.TemporaryDirectory() as folder:
-        trainer, rows = build(fault, folder, healthy=healthy)
-        return summary(check_step(trainer, batch=rows))
-
-
-def watched(fault: Fault, *, healthy: bool = False) -> dict[int, dict[str, dict[str, str]]]:
-    """Check each of three updates of a training; the result by step."""
-    with tempfile.TemporaryDirectory() as folder:
-        settings = fault.settings | {"max_steps": 3}
-        trainer, _ = build(Fault(fault.cls, fault.twin, fault.stage, settings), folder, healthy=healthy)
-        check = StepCheck(trainer, 1, tell=lambda line: None)
-        trainer.train()
-        return {step: summary(report) for step, report in check.reports.items()}
-
-
-def judged(fault: Fault, before: dict, steps: dict[int, dict]) -> dict[str, Any]:
-    """Say where a fault was found.
-
-    Args:
-        before: the summary of the step before the training.
-        steps: those of watched updates; empty where the first one has a difference.
-
-    Returns:
-        `result` is right, other stage, honest or silent; `at` is 0 for `check_step`, else the watched update.
-    """
-    for step, stages in {0: before, **steps}.items():
-        for name, cause in stages["different"].items():
-            result = "right" if name == fault.stage else "other stage"
-            return {"result": result, "at": step, "named": name, "cause": cause}
-    for step, stages in {0: before, **steps}.items():
-        if fault.stage in stages["cannot tell"]:
-            cause = stages["cannot tell"][fault.stage]
-            return {"result": "honest", "at": step, "named": fault.stage, "cause": cause}
-    return {"result": "silent", "at": max([0, *steps]), "named": "", "cause": ""}
-
-
-def measure(fault: Fault) -> dict[str, Any]:
-    """Look for a fault, and for a difference in its twin."""
-    before = checked(fault)
-    alarms = [checked(fault, healthy=True)["different"]]
-    steps: dict[int, dict] = {}
-    if not before["different"]:
-        steps = watched(fault)
-        alarms += [stages["different"] for stages in watched(fault, healthy=True).values()]
-    false = [name for different in alarms for name in different]
-    return {"stage": fault.stage, "says": fault.says} | judged(fault, before, steps) | {"false alarms of twin": false}
-
-
 def main() -> None:
-    options = parser(__doc__, only=[""], column="now").parse_args()
-    use_one_thread()
-    stored = read_json(options.out, {}).get("rows", {}) if options.out else {}
-    rows = {}
-    for name, fault in FAULTS.items():
-        if not name.startswith(tuple(options.only)):
-            continue
-        rows[name] = measure(fault)
-        row = rows[name]
-        print(f"{name:24} {fault.stage:11} {row['result']:12} {row['named']:11} {row['at']} {row['cause']}", flush=True)
-        if row["false alarms of twin"]:
-            print(f"{name:24} its twin differs at {row['false alarms of twin']}", flush=True)
-    if options.out:
-        rows = stored.get(options.column, {}).get("faults", {}) | rows
-        write_json(options.out, {"rows": stored | {options.column: {"environment": about(), "faults": rows}}})
+    measure_all(__doc__, FAULTS)
 
 
 if __name__ == "__main__":

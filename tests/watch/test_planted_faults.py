@@ -2,7 +2,8 @@
 
 import pytest
 
-from benchmarks.planted_faults import FAULTS, Fault, checked, judged, watched
+from benchmarks.faults import Fault, checked, judged, watched
+from benchmarks.planted_faults import FAULTS
 
 pytestmark = pytest.mark.slow
 
