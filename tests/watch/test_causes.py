@@ -95,6 +95,15 @@ class Noise(Scoring):
         return logps + 0.1 * torch.randn_like(logps)
 
 
+class LeftOutInLoss(trl.GRPOTrainer):
+    """The loss takes another mask than the one it gets."""
+
+    def _compute_loss(self, model, inputs):
+        mask = inputs["completion_mask"].clone()
+        mask[torch.arange(len(mask)), mask.sum(1) - 1] = 0
+        return super()._compute_loss(model, inputs | {"completion_mask": mask})
+
+
 class MoreLoss(trl.GRPOTrainer):
     def _compute_loss(self, model, inputs):
         return super()._compute_loss(model, inputs) - 0.05
@@ -132,6 +141,7 @@ LOGPROBS = {
     "positions": (lambda: {"model": "starter-gpt2", "disable_dropout": True}, "with position ids that count no pads"),
     "padding and dropout": (lambda: {"model": "starter-gpt2"}, "padding and dropout together ("),
     "dropout": (lambda: {"model": "starter-gpt2", "cls": GRPOTrainer}, "the model has dropout"),
+    "left out in the loss": (lambda: {"cls": LeftOutInLoss}, "the loss leaves out 8 tokens that its mask has"),
     "only once": (lambda: {"cls": OnlyOnce}, "scored once more they agree"),
     "noise": (lambda: {"cls": Noise}, "scored once more they are others"),
 }

@@ -36,7 +36,8 @@ class Tolerance:
 
 
 TOLERANCES = {
-    "float32": Tolerance(mean=1e-4, largest=0.01, cosine=0.9999, norm=0.005, value=1e-4),
+    # A random error that leaves the cosine at 0.9999 moves the norm by 1e-4.
+    "float32": Tolerance(mean=1e-4, largest=0.01, cosine=0.9999, norm=0.001, value=1e-4),
     "bfloat16": Tolerance(mean=0.05, largest=1.0, cosine=0.95, norm=0.1, value=0.02),
     "float16": Tolerance(mean=0.01, largest=0.3, cosine=0.99, norm=0.05, value=0.005),
 }

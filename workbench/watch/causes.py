@@ -25,6 +25,7 @@ from ..training.record_step import MicroBatch, StepRecord, dropouts_of, restored
 # What a rerun of the trainer's scoring changes, and what is then said.
 _SENTENCES = {
     "again": "scored once more they agree: they change from call to call, and not by dropout",
+    "left out": "the loss leaves out {tokens} tokens that its mask has: with this mask they agree",
     "positions": "padding moves them: with position ids that count no pads they agree",
     "neighbours": "rows of a batch move one another: row by row, with their padding, they agree",
     "padding": "padding moves them: row by row, without padding, they agree",
@@ -76,7 +77,9 @@ def cause_of_logprobs(
     for change in rerun.changes:
         if (again := rerun.scored({change})) is not None:
             tested.append(change)
-            sentence = _SENTENCES[change].format(dropouts=", ".join(dropouts_of(policy)), dtype=dtype)
+            left_out = _left_out(rows, limits)
+            words = {"dropouts": ", ".join(dropouts_of(policy)), "dtype": dtype, "tokens": left_out}
+            sentence = _SENTENCES["left out" if change == "again" and left_out else change].format(**words)
             sentences.append((_gap(again, rerun.target({change}, alone), limits), sentence))
     least = min((left for left, _ in sentences), default=np.inf)
     if least <= min(1.0, _gap(used, alone, limits) / 2):
@@ -90,6 +93,13 @@ def cause_of_logprobs(
     if again is not None and _gap(again, used, limits) > 1:
         said += "; scored once more they are others"
     return said
+
+
+def _left_out(rows: Sequence[RowAlone], limits: Tolerance) -> int:
+    """The number of tokens with log-prob 0, which TRL gives those outside of a mask; 0 where others differ, too."""
+    used, alone = (np.concatenate([getattr(row, name) for row in rows]) for name in ("used", "alone"))
+    differs = np.abs(used - alone) > limits.largest
+    return int(differs.sum()) if (used[differs] == 0).all() else 0
 
 
 def _gap(numbers: Sequence[np.ndarray], target: Sequence[np.ndarray], limits: Tolerance) -> float:

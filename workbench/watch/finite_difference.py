@@ -35,6 +35,7 @@ _ROUGHLY = 5e-2  # of a weight's size, by which elements without a gradient move
 _SMALLEST = 0.02  # size that a tensor of zeros or of smaller numbers counts as: that of weights before training
 _ROUNDING = 5e-6  # nats of a log-prob in fp32
 _CLOSER = 4.0  # times as small is the v that confirms a difference
+_CURVED = 5e-3  # share of a movement that the curvature of the loss may make
 
 
 @dataclass(frozen=True)
@@ -129,7 +130,7 @@ class _Probe:
         return Moved("different", cause + f"most in {self._most_wrong(names)}", _share(said, does))
 
     def _far(self, said: float, does: float) -> bool:
-        return abs(does - said) > self.limits.norm * abs(said) + self.noise
+        return abs(does - said) > max(self.limits.norm, _CURVED) * abs(said) + self.noise
 
     def _most_wrong(self, names: Sequence[str]) -> str:
         """The tensor that half after half has the larger part of the difference, which is a sum over tensors."""

@@ -2,7 +2,7 @@
 
 import contextlib
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -50,6 +50,7 @@ _LEAST_OFF = 0.01  # less is as of an engine in bf16
 COPIES = -30.0  # log-probability below which equal completions of a group are no chance
 _PLACED = {"temperature", "top_k", "top_p", "min_p"}  # options whose distribution the places of tokens are taken in
 _AT_ONCE = 2**22  # probabilities that are compared at once
+_TENSOR_OFF = 1e-3  # of the norm of the whole gradient, by which that of one tensor is off
 _FEW = 1e-3  # share of trained parameters below which a model without an adapter is asked about
 # Stages that a step has decided when it samples; the second line may be missing in a step.
 _OF_GENERATION = ("sampling", "ends", "mask", "rewards", "advantages")
@@ -357,7 +358,15 @@ class Judge:
         if alone is None:
             return Stage("reference", "cannot tell", "the reference is an adapter of its own")
         used = np.concatenate([row.ref_logps for row, *_ in rows])
-        return self._close("reference", used, np.concatenate(alone), "the reference gives a row alone other log-probs")
+        stage = self._close("reference", used, np.concatenate(alone), "the reference gives a row alone other log-probs")
+        if stage.verdict == "different" or self.step.begun or getattr(self.trainer, "ref_model", None) is None:
+            return stage
+        # TRL loads it from the path in the model's config, which need not have the weights that the model was given.
+        policy = np.concatenate([self.alone[text_key(prompt, ids)].logps for _, prompt, ids in rows])
+        start = self._close(
+            "reference", np.concatenate(alone), policy, "it is not the model that the training starts from"
+        )
+        return stage if start.verdict != "different" else replace(start, verdict="cannot tell")
 
     def mismatch(self) -> Stage | None:
         """Whether the sampler's log-probs are near those of each row alone; None without them."""
@@ -452,6 +461,9 @@ class Judge:
             return Stage(
                 "gradient", "different", f"{said}; worst in {', '.join(worst)}", max(1 - cosine, abs(ratio - 1))
             )
+        if self.step.dtype == "float32" and (off := _wrong_tensors(expected, used, math.sqrt(expected_square))):
+            cause = f"{said}; but off by more than half of its size in {', '.join(off[:2])}"
+            return Stage("gradient", "different", cause, max(1 - cosine, abs(ratio - 1)))
         total = sum(p.numel() for p in self.policy.parameters())
         count = sum(p.numel() for p in self.policy.parameters() if p.requires_grad)
         if count < _FEW * total and not hasattr(self.policy, "peft_config"):
@@ -539,6 +551,17 @@ def _products(pairs: Sequence[tuple]) -> tuple[float, float, float]:
         second += 0.0 if b is None else float((b.double() ** 2).sum())
         dot += 0.0 if a is None or b is None else float((a.double() * b.double()).sum())
     return dot, first, second
+
+
+def _wrong_tensors(expected: Mapping[str, Any], used: Mapping[str, Any], whole: float) -> list[str]:
+    """The tensors whose gradient is another by half of its size and by a part of the whole that is no rounding in fp32."""
+    wrong = []
+    for name in sorted(used.keys() | expected.keys()):
+        dot, first, second = _products([(expected.get(name), used.get(name))])
+        off = math.sqrt(max(0.0, first + second - 2 * dot))
+        if off > 0.5 * math.sqrt(max(first, second)) and off > _TENSOR_OFF * whole:
+            wrong.append(name)
+    return wrong
 
 
 def _cosine(a: Any, b: Any) -> float:
