@@ -2,12 +2,14 @@
 
 import random
 import types
+from collections import deque
 
 import numpy as np
 import pytest
 import torch
 import trl
 from datasets import Dataset
+from peft import LoraConfig
 from step_cases import PROMPTS, in_bf16, length, make
 
 from workbench import attach_watch, check_step
@@ -79,6 +81,19 @@ class OnIterable(trl.GRPOTrainer):
         super().__init__(*args, train_dataset=data, **kwargs)
 
 
+def with_columns(completions, log_extra, log_metric, **_):
+    """A reward that gives TRL's log a column and a metric."""
+    values = length(completions)
+    log_extra("length", values)
+    log_metric("shortest", min(values))
+    return values
+
+
+def adapter():
+    lora = LoraConfig(r=4, target_modules="all-linear", task_type="CAUSAL_LM", lora_dropout=0.3)
+    return {"more": {"peft_config": lora}, "learning_rate": 1e-3, "beta": 0.1, "gradient_checkpointing": True}
+
+
 CASES = {
     "AdamW": dict,
     "Adafactor, bf16": lambda: {"model": in_bf16(), "optim": "adafactor", "learning_rate": 1e-3},
@@ -96,18 +111,23 @@ CASES = {
     "dropout": lambda: {"model": "starter-gpt2", "learning_rate": 1e-3},
     "iterable data": lambda: {"cls": OnIterable, "accelerator_config": {"dispatch_batches": False}},
     "RLOO": lambda: {"cls": trl.RLOOTrainer, "beta": 0.1},
+    "columns and metrics of a reward": lambda: {"reward": with_columns},
+    "adaptive entropy": lambda: {"use_adaptive_entropy": True, "entropy_coef": 0.01, "entropy_target": 1.0},
+    "adapter with dropout, recomputed": adapter,
 }
 
 
 def trainer_of(folder, name, prompts):
     """A trainer of a case; its reward function notes the prompts that it is called with."""
 
-    def reward(completions, **columns):
-        prompts.append(columns["prompts"])
-        return length(completions)
-
     torch.manual_seed(1)
     options = CASES[name]()
+    judge = options.pop("reward", length)
+
+    def reward(completions, **columns):
+        prompts.append(columns["prompts"])
+        return judge(completions, **columns)
+
     schedule = {"max_steps": STEPS, "lr_scheduler_type": "cosine", "disable_tqdm": True}
     return make(folder, funcs=[reward], **(schedule | options))
 
@@ -119,7 +139,7 @@ def copied(value):
     if isinstance(value, dict):
         numbered = enumerate(value.items())  # of the optimizer's state: its keys are parameters
         return {name if isinstance(name, str) else str(i): copied(each) for i, (name, each) in numbered}
-    if isinstance(value, list | tuple):
+    if isinstance(value, list | tuple | deque):
         return [copied(each) for each in value]
     return value if isinstance(value, int | float | str | bool) else None
 
@@ -140,6 +160,8 @@ def state_of(trainer) -> dict:
         "counters": copied(hidden),
         "schedule": copied({k: v for k, v in (schedule or {}).items() if not callable(v)}),
         "random": [random.getstate(), *(x for x in np.random.get_state()), torch.random.get_rng_state()],
+        "log": copied(trainer._logs),
+        "entropy": [getattr(trainer, name, None) for name in ("entropy_coef", "_last_world_entropy")],
         "place": [trainer.state.global_step, trainer._step, trainer.state.num_input_tokens_seen],
     }
 
@@ -185,6 +207,27 @@ def test_a_training_is_the_same_with_and_without_checks(name, tmp_path):
     # Checks call the reward functions once more, at steps 1, 2 and 4, with the prompts of the generation that follows.
     trained = [call for i, call in enumerate(calls) if i == 0 or call != calls[i - 1]]
     assert [x for i, x in enumerate(prompts_without) if i == 0 or x != prompts_without[i - 1]] == trained
+
+
+class Averaging(trl.GRPOTrainer):
+    """Keeps an average of its losses, which it changes in place."""
+
+    def __init__(self, *args, **kwargs):
+        super().__init__(*args, **kwargs)
+        self.average = torch.zeros(())
+
+    def training_step(self, *args):
+        loss = super().training_step(*args)
+        self.average.mul_(0.9).add_(loss.cpu() + 1)
+        return loss
+
+
+def test_an_average_of_a_subclass_alone_is_not_put_back(tmp_path):
+    trainer = make(tmp_path, Averaging)
+    before = state_of(trainer)
+    check_step(trainer)
+    assert differences(before, state_of(trainer)) == []
+    assert trainer.average != 0 and "changes in place" in check_step.__doc__
 
 
 def breaks_after_step(optimizer):
