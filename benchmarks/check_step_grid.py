@@ -15,7 +15,7 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -286,18 +286,6 @@ def main() -> None:
     return None
 
 
-FAULTS_OF_TURNS = (
-    "## Faults of turns",
-    "",
-    "Thirteen faults were put into TRL's code of turns. `check_step` missed six: sampled tokens left out of the loss (three),",
-    "completions in another order (one), log-probs of the sampler at other tokens (two). It was changed, and cannot tell if",
-    "only the log-probs of second turns are misplaced: these are too few. `tests/watch/test_check_turns.py` has ten.",
-    "",
-    "| thirteen faults | named at their stage | at another stage | cannot tell | missed |",
-    "|---|---|---|---|---|",
-    "| before the change | 6 | 1 | 0 | 6 |",
-    "| now | 12 | 0 | 1 | 0 |",
-)
 # Why one step before the training does not show a fault that is planted.
 NOT_IN_ONE_STEP = {
     "OtherWeights": "the tokens of the step are too few for a difference of this size",
@@ -308,6 +296,12 @@ NOT_IN_ONE_STEP = {
     "StaleBuffer": "the second update is the first with old completions",
     "OptimizerForgets": "the optimizer has no state before the first update",
 }
+# Why one step does not show a named fault, or shows it as another.
+NOT_NAMED = {
+    "rewards of the next row, in the function": "one call of a function does not show to which rows its rewards belong",
+    "half of the layers frozen": "frozen layers can be meant: the stage says which share of the parameters trains",
+    "the shortest of three is taken": "the completions of the step are too few",
+}
 COST = (
     "## What it costs",
     "",
@@ -316,6 +310,7 @@ COST = (
     "a step in one process without the first pair. Memory is the peak minus that before the model was loaded.",
     "",
 )
+RESULTS = ("named at its stage", "at another", "cannot tell", "silent")
 VERDICTS = ("same", "rounding", "different", "cannot tell")
 
 
@@ -348,41 +343,83 @@ def faults_csv() -> str:
     return csv_text([*head, "why one step does not show it"], lines)
 
 
-def _counted(column: str) -> list[str]:
-    rows = measured("planted_faults")["rows"][column]["faults"].values()
+def _counted(rows: Sequence[dict[str, Any]]) -> list[str]:
+    """How many faults are named at their stage, at another, not told, and not seen."""
     results = Counter(row["result"] for row in rows)
     later = sum(row["result"] == "right" and row["at"] > 0 for row in rows)
-    right = f"{results['right']} ({later} of them watched)"
-    return [column, right, *(str(results[name]) for name in ("other stage", "honest", "silent"))]
+    right = f"{results['right']}" + (f" ({later} of them watched)" if later else "")
+    return [right, *(str(results[name]) for name in ("other stage", "honest", "silent"))]
+
+
+def named_csv() -> str:
+    """Make named_faults.csv: each named fault, and what the check said of it before and now."""
+    before, now = (measured("named_faults")["rows"][column]["faults"] for column in ("before", "now"))
+    lines = []
+    for name, row in now.items():
+        earlier = [before[name]["result"], before[name]["named"]]
+        replayed, reason = row.get("replay", ""), NOT_NAMED.get(name, "")
+        lines.append(
+            [row["table"], name, row["stage"], *earlier, row["result"], _where(row), row["cause"], replayed, reason]
+        )
+    head = [
+        "faults",
+        "fault",
+        "its stage",
+        "before",
+        "named before",
+        "now",
+        "named now",
+        "cause now",
+        "named by replay",
+    ]
+    return csv_text([*head, "why one step does not show it"], lines)
+
+
+# Faults of TRL's code of turns, of which `tests/watch/test_check_turns.py` has ten: counted by hand.
+OF_TURNS = (["13 of turns, before", "6", "1", "0", "6"], ["13 of turns, now", "12", "0", "1", "0"])
 
 
 def faults_section() -> Iterator[str]:
-    """Make the section of check_step_grid.md on planted faults."""
-    found, now = (measured("planted_faults")["rows"][column]["faults"] for column in ("as found", "now"))
-    silent = [name for name, row in found.items() if row["result"] == "silent"]
-    named = [name for name in silent if now[name]["result"] == "right"]
-    false = [name for row in (*found.values(), *now.values()) for name in row["false alarms of twin"]]
+    """Make the section of check_step_grid.md on faults."""
+    planted, named = (measured(f"{kind}_faults")["rows"] for kind in ("planted", "named"))
+    lines = [*OF_TURNS]
+    for column, row in planted.items():
+        rows = [*row["faults"].values()]
+        lines.append([f"{len(rows)} planted, {column}", *_counted(rows)])
+    for kind in dict.fromkeys(one["table"] for one in named["now"]["faults"].values()):
+        for column, row in named.items():
+            rows = [one for one in row["faults"].values() if one["table"] == kind]
+            lines.append([f"{len(rows)} {kind}, {column}", *_counted(rows)])
+    now = named["now"]["faults"].values()
+    replayed = [one["replay"] for one in now if "replay" in one]
+    false = [
+        name
+        for row in (*planted.values(), named["now"])
+        for one in row["faults"].values()
+        for name in one["false alarms of twin"]
+    ]
     yield from (
-        "## Planted faults",
+        "## Faults",
         "",
-        "Forty faults were written down with their stages before the check was read. Where",
-        "`check_step` names none, three watched updates are checked. The same settings without the fault have "
-        f"{len(false) or 'no'} difference{'s' * (len(false) > 1)}.",
+        "Faults were written down before the check was read, those at the seams where it looked open. It was changed because",
+        "of those that it missed. Where `check_step` names none, three watched updates are checked, but for `before`.",
+        f"`workbench replay` names {sum(map(bool, replayed))} of {len(replayed)} that are off-policy. The same settings",
+        f"without the fault have {len(false) or 'no'} difference{'s' * (len(false) > 1)}.",
         "",
-        *table(["", "named at its stage", "at another", "cannot tell", "silent"], map(_counted, ("as found", "now"))),
-        "",
-        f"The check was changed because of the silent ones: {len(named)} of {len(silent)} are now named.",
+        *table(["faults", *RESULTS], lines),
         "",
         *csv_next_to_page("planted_faults.csv"),
+        "",
+        *csv_next_to_page("named_faults.csv"),
         "",
     )
 
 
-def _faults_made_with() -> dict[str, str]:
+def _faults_made_with(name: str, earlier: str) -> dict[str, str]:
     """Say what made each column; the versions once, where both have the same."""
-    made = {column: made_with(row) for column, row in measured("planted_faults")["rows"].items()}
-    first, now = (made[column].split(", ", 1) for column in ("as found", "now"))
-    return made if first[1] != now[1] else {"now": f"{made['now']}; as found: {first[0]}"}
+    made = {column: made_with(row) for column, row in measured(name)["rows"].items()}
+    first, now = (made[column].split(", ", 1) for column in (earlier, "now"))
+    return made if first[1] != now[1] else {"now": f"{made['now']}; {earlier}: {first[0]}"}
 
 
 def provenance() -> list[tuple[str, str, str]]:
@@ -395,8 +432,13 @@ def provenance() -> list[tuple[str, str, str]]:
             made_with(measured("check_step_grid")),
         ),
         *(
-            (f"faults, {column}", "`python -m benchmarks.planted_faults --out data/measured/planted_faults.json`", made)
-            for column, made in _faults_made_with().items()
+            (
+                f"{kind} faults, {column}",
+                f"`python -m benchmarks.{kind}_faults --out data/measured/{kind}_faults.json`",
+                made,
+            )
+            for kind, earlier in (("planted", "as found"), ("named", "before"))
+            for column, made in _faults_made_with(f"{kind}_faults", earlier).items()
         ),
         *((f"its cost, {name}", cost.replace("starter", name), made_with(row)) for name, row in _costs().items()),
     ]
@@ -421,13 +463,11 @@ def page() -> Iterator[str]:
         f"different** (95%: up to {high:.0%}). Of all stages {stages['same']} are `same`, {stages['rounding']} `rounding`, and",
         f"{stages['cannot tell']} `cannot tell`.",
         "",
-        "A setting is named by its loss type, how rewards are scaled, and what else is set; `recomputed` is gradient",
-        "checkpointing, `experts` a random mixture of experts, and on vLLM the mode is that of the importance-sampling",
-        "correction. AsyncGRPO has the tests' stand-ins for its server and GPU kernel. The numbers count stages.",
+        "In a setting's name `recomputed` is gradient checkpointing, `experts` a random mixture of experts, and on vLLM the",
+        "mode is that of the importance-sampling correction. AsyncGRPO has the tests' stand-ins for its server and GPU",
+        "kernel. The numbers count stages.",
         "",
         *csv_next_to_page("check_step_grid.csv"),
-        "",
-        *FAULTS_OF_TURNS,
         "",
         *faults_section(),
         *COST,

@@ -479,7 +479,7 @@ def later(name: str, cls: type, stage: str = "loss", kept: int = 2, **settings: 
 
 
 later("clip range swapped", off_policy.Swapped, epsilon_high=0.4)
-later("no clipping", off_policy.Unclipped)
+later("no clipping", with_attributes(epsilon_low=1e9, epsilon_high=1e9))
 later("larger branch of the clip", off_policy.LargerBranch)
 later("old log-probs ignored", off_policy.IgnoresOld, RATIO)
 later("reference from the policy", off_policy.PolicyForReference, kept=3, beta=0.1)

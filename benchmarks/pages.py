@@ -63,6 +63,7 @@ CSVS: dict[str, Callable[[], str]] = {
     "gemma.csv": evidence.gemma_csv,
     "gemma_stops.csv": evidence.gemma_stops_csv,
     "gpu.csv": gpu.settings_csv,
+    "named_faults.csv": check_step_grid.named_csv,
     "planted_faults.csv": check_step_grid.faults_csv,
     "public_logs.csv": public_logs.logs_csv,
     "reward_report.csv": reward_report.rates_csv,

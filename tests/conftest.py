@@ -55,7 +55,11 @@ ROOT = Path(__file__).parents[1]
 NOTEBOOKS = sorted((ROOT / "notebooks").glob("[0-9][0-9]_*.ipynb"))
 HELPERS = Path(__file__).parent / "helpers"  # scripts that need a process of their own, and what several tests share
 # The one release with PPO packs no rows, and its AsyncGRPO cannot be imported next to this vLLM.
-collect_ignore = ["watch/test_async.py", "watch/test_planted_faults.py"] if HAS_PPO else ["training/test_ppo.py"]
+collect_ignore = (
+    ["watch/test_async.py", "watch/test_named_faults.py", "watch/test_planted_faults.py"]
+    if HAS_PPO
+    else ["training/test_ppo.py"]
+)
 # What is tested in which configuration is one table, of which vLLM is a part.
 OF_THE_TABLE = ["training/test_configurations*.py", "training/test_what_is_tested.py"]
 collect_ignore_glob = [] if find_spec("vllm") else OF_THE_TABLE
