@@ -300,7 +300,7 @@ NOT_IN_ONE_STEP = {
 NOT_NAMED = {
     "rewards of the next row, in the function": "one call of a function does not show to which rows its rewards belong",
     "half of the layers frozen": "frozen layers can be meant: the stage says which share of the parameters trains",
-    "the shortest of three is taken": "the completions of the step are too few",
+    "the shortest of three is taken": "32 completions are too few: the stage says from how many tokens on it shows",
 }
 COST = (
     "## What it costs",
