@@ -3,12 +3,11 @@
 import dataclasses
 import json
 import os
-import runpy
-import traceback
 from collections.abc import Sequence
 
 from ..errors import ParameterError
 from ..logs.log import Log
+from ..runs.own_code import line_of, load_own
 from . import rules_clipping as clipping
 from . import rules_data as data
 from . import rules_ends as ends
@@ -66,14 +65,8 @@ def _attempt(rule: Rule, log: Log) -> Finding:
         json.dumps(finding.as_json())  # raises for what no report can show
         return finding
     except Exception as error:
-        where, says = _line_of(error, rule.function.__code__.co_filename), f"it raised {type(error).__name__}: {error}"
+        where, says = line_of(error, rule.function.__code__.co_filename), f"it raised {type(error).__name__}: {error}"
         return rule.signed(Finding(CANNOT_TELL, says, cause="error", advice=f"Repair {where}: {says}"), log)
-
-
-def _line_of(error: BaseException, file: str) -> str:
-    """The file and its last line that led to an error."""
-    lines = [f":{frame.lineno}" for frame in traceback.extract_tb(error.__traceback__) if frame.filename == file]
-    return file + "".join(lines[-1:])
 
 
 def _explained(finding: Finding, causes: Sequence[Finding]) -> Finding:
@@ -101,19 +94,7 @@ def load_rules(path: str | os.PathLike) -> list[Rule]:
     Raises:
         ParameterError: no such file, an error in it, no rule in it, a rule with the name of another.
     """
-    expected = "expected a Python file with functions that `@rule` of workbench.audit decorates"
-    if not os.path.isfile(path):
-        raise ParameterError(f"rules={path}: no such file; {expected}")
-    try:
-        values = runpy.run_path(os.fspath(path)).values()
-    except (Exception, SystemExit) as error:
-        raise ParameterError(
-            f"rules={_line_of(error, str(path))}: {type(error).__name__}: {error}; {expected}"
-        ) from error
-    own = [value for value in values if isinstance(value, Rule) and value not in RULES]
-    if not own:
-        raise ParameterError(f"rules={path}: the file defines no rule; {expected}")
-    return checked(own)
+    return checked(load_own(path, "rules", Rule, RULES, "workbench.audit"))
 
 
 def checked(own: Sequence[Rule]) -> list[Rule]:

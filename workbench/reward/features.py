@@ -4,13 +4,13 @@ import dataclasses
 import inspect
 import os
 import re
-import runpy
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from ..errors import ParameterError
+from ..runs.own_code import load_own
 from .answers import boxed, contains_answer, is_right
 
 EXACT = "right answer"
@@ -240,17 +240,7 @@ def load_features(path: str | os.PathLike) -> list[Feature]:
     Raises:
         ParameterError: no such file, an error in it, or no feature in it.
     """
-    expected = "expected a Python file with functions that `@feature` of workbench.reward decorates"
-    if not os.path.isfile(path):
-        raise ParameterError(f"features={path}: no such file; {expected}")
-    try:
-        values = list(runpy.run_path(os.fspath(path)).values())
-    except (Exception, SystemExit) as error:
-        raise ParameterError(f"features={path}: {type(error).__name__}: {error}; {expected}") from error
-    own = [value for value in values if isinstance(value, Feature) and value not in FEATURES]
-    if not own:
-        raise ParameterError(f"features={path}: the file defines no feature; {expected}")
-    return own
+    return load_own(path, "features", Feature, FEATURES, "workbench.reward")
 
 
 def measured(rows: Sequence[Mapping[str, Any]], features: Sequence[Feature]) -> np.ndarray:
