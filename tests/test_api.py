@@ -7,7 +7,19 @@ from conftest import ROOT
 import workbench
 from tools.api import pages
 
-PARTS = ("audit", "conform", "consistency", "curves", "generation", "experiments", "replay", "reward", "runs", "watch")
+PARTS = (
+    "audit",
+    "conform",
+    "consistency",
+    "curves",
+    "generation",
+    "experiments",
+    "logs",
+    "replay",
+    "reward",
+    "runs",
+    "watch",
+)
 STUBS = [ROOT / "workbench" / "__init__.pyi", *(ROOT / "workbench" / part / "__init__.pyi" for part in PARTS)]
 
 

@@ -17,6 +17,7 @@ PARTS = {
     "audit": "The audit of a log, and rules of your own for it.",
     "curves": "Reward curves: what they are, how sure they are, whether two agree, and the documented runs.",
     "conform": "Any loss, asked what the reference of a step answers.",
+    "logs": "Anybody's log, read, and readers of your own formats.",
     "replay": "One training step computed again, from numbers alone.",
     "reward": "What a reward pays for: reports on completions, placebos, and a trial before the training.",
     "runs": "Run folders and the results in them.",

@@ -3,6 +3,7 @@ from . import conform as conform
 from . import consistency as consistency
 from . import curves as curves
 from . import generation as generation
+from . import logs as logs
 from . import replay as replay
 from . import reward as reward
 from . import runs as runs

@@ -216,8 +216,10 @@ def _add_audit_options(audit: argparse.ArgumentParser) -> None:
     setting = "a setting of the run, by TRL's name"
     audit.add_argument("--set", action="append", default=[], metavar="NAME=VALUE", help=setting)
     audit.add_argument("--baseline", metavar="NAME", help="documented run to compare the reward with")
-    own = "Python file with your own rules; it is executed, so name only a file that you trust"
+    own = "Python file with your own rules; it is executed"
     audit.add_argument("--rules", type=Path, metavar="FILE", help=own)
+    formats = "the same with readers of your own formats"
+    audit.add_argument("--readers", type=Path, metavar="FILE", help=formats)
 
 
 def _add_page_options(parser: argparse.ArgumentParser, what: str) -> None:
@@ -551,11 +553,17 @@ def _audit(args) -> int:
     from .audit.report import audit_paths
 
     form = next((name for name in ("brief", "json", "sarif") if getattr(args, name)), "text")
-    return audit_paths(args.paths, form=form, fail_on=args.fail_on, rules=args.rules, **_given_to_audit(args))
+    return audit_paths(args.paths, form=form, fail_on=args.fail_on, **_given_to_audit(args))
 
 
 def _given_to_audit(args) -> dict:
+    """The arguments of `audit_run`; files of the user are executed before a log is read."""
+    from .audit.check import load_rules
+    from .logs.formats import load_readers
+
     return {
+        "rules": load_rules(args.rules) if args.rules else (),
+        "readers": load_readers(args.readers) if args.readers else (),
         "limit": args.limit,
         "stops": args.stop,
         "model": args.model,
@@ -572,12 +580,9 @@ def _watch(args) -> int:
 
     Example: workbench watch train.log --until problem --pid 4711
     """
-    from .audit.check import load_rules
     from .audit.follow import follow
 
-    own = load_rules(args.rules) if args.rules else ()
-    given = _given_to_audit(args)
-    return follow(args.path, until=args.until, every=args.every, pid=args.pid, rules=own, **given)
+    return follow(args.path, until=args.until, every=args.every, pid=args.pid, **_given_to_audit(args))
 
 
 def _reward_report(args) -> int:

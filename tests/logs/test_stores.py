@@ -92,6 +92,82 @@ def test_runs_of_one_database_are_apart(tmp_path):
     assert [log.name.rpartition(": ")[2] for log in read_logs(trackio(tmp_path, ("a", "b")))] == ["run a", "run b"]
 
 
+MADE = ROOT / "tests" / "logs" / "stores"  # by each tracker itself, see make.py there
+JOURNALS = [MADE / "run-stopped.wandb", MADE / "run-stopped.swanlab"]
+
+
+@pytest.mark.parametrize("path", JOURNALS, ids=lambda path: path.suffix)
+def test_a_file_that_a_tracker_has_not_sent_is_read(path):
+    here = read(path).steps
+    assert list(here["step"]) == list(range(1, 21))
+    for name, of_state in (
+        ("reward", "reward"),
+        ("grad_norm", "grad_norm"),
+        ("mean_length", "completions/mean_length"),
+    ):
+        assert list(here[name]) == pytest.approx([row[of_state] for row in ROWS[:20]]), name
+
+
+def test_settings_and_odd_values_of_a_wandb_run_are_read():
+    log = read(JOURNALS[0])
+    named = ("num_generations", "max_completion_length", "mask_truncated_completions", "settings_from")
+    assert [log.facts[name] for name in named] == [8, 8, True, "W&B's config"]
+    assert log.raw("critic/odd").isna().all() and len(log.raw("critic/odd")) == 20
+    assert list(log.raw("nested.depth")) == list(range(1, 21))
+    assert log.damage == ("critic/odd is no finite number in any step",)
+
+
+def test_the_folder_of_a_tracker_is_one_run_with_its_settings(tmp_path):
+    folder = tmp_path / "wandb" / "offline-run-1"
+    (folder / "files").mkdir(parents=True)
+    (folder / "run-1.wandb").write_bytes(JOURNALS[0].read_bytes())
+    (folder / "files" / "output.log").write_text(
+        "\n".join(f"{{'loss': 0.1, 'reward': {n}, 'epoch': 1}}" for n in range(9))
+    )
+    other = tmp_path / "swanlog" / "run-2"
+    (other / "files").mkdir(parents=True)
+    (other / "run-2.swanlab").write_bytes(JOURNALS[1].read_bytes())
+    (other / "files" / "config.yaml").write_text("mask_truncated_completions:\n  desc: ''\n  sort: 0\n  value: true\n")
+    report = audit_run(tmp_path)
+    assert [(run.run.removeprefix(f"{tmp_path}/"), run.kind) for run in report.runs] == [
+        ("swanlog/run-2", "SwanLab"),
+        ("wandb/offline-run-1", "W&B"),
+    ]
+    assert [run.problems[0] for run in report.runs] == ["masked-stops", "masked-stops"]
+
+
+@pytest.mark.parametrize("path", JOURNALS, ids=lambda path: path.suffix)
+def test_a_file_that_a_kill_cut_short_is_read_up_to_there(path, tmp_path):
+    whole = path.read_bytes()
+    for size in (len(whole) // 2, len(whole) * 3 // 4):
+        (tmp_path / path.name).write_bytes(whole[:size])
+        log = read(tmp_path / path.name)
+        assert 5 < len(log.steps) < 20
+        assert not [sentence for sentence in log.damage if "damaged" in sentence]
+
+
+def test_a_damaged_block_is_left_out_and_named(tmp_path):
+    data = bytearray(JOURNALS[0].read_bytes())
+    data[5000] ^= 255
+    (tmp_path / "run.wandb").write_bytes(data)
+    log = read(tmp_path / "run.wandb")
+    assert 5 < len(log.steps) < 20
+    assert any("1 block of 32 KB is damaged" in sentence for sentence in log.damage)
+
+
+def test_a_tracker_without_numbers_says_the_way_out(tmp_path):
+    start = JOURNALS[1].read_bytes()
+    for name, data, says in (
+        ("old.swanlab", start[:6] + b"\1" + start[7:], "version 1 of SwanLab's file; expected 2"),
+        ("empty.swanlab", start[:7], "no number"),
+        ("cut.swanlab", b":SWL", "version none"),
+        ("none.wandb", b"a text", "wandb sync"),
+    ):
+        (tmp_path / name).write_bytes(data)
+        with pytest.raises(RunError, match=says):
+            read(tmp_path / name)
+
+
 def test_what_is_no_log_says_the_way_out(tmp_path):
     with sqlite3.connect(tmp_path / "other.db") as base:
         base.execute("create table users (name text)")

@@ -4,7 +4,7 @@ import contextlib
 import os
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 
 from ..errors import ParameterError, RunError
@@ -12,7 +12,6 @@ from ..runs.secrets import hide_tokens
 from ..runs.text import one_line, printable
 from .finding import FOUND, NOTE, Finding, severe_as
 from .report import NO_PROBLEM, PROBLEMS, UNUSABLE, AuditReport, RunAudit, audit_run
-from .rule import Rule
 
 INTERRUPTED = 130
 _SOON = 20  # steps before a trend is judged, as in `attach_watch`
@@ -26,7 +25,6 @@ def follow(
     until: str | None = None,
     every: float = 10.0,
     pid: int | None = None,
-    rules: Sequence[Rule] = (),
     sleep: Callable[[float], None] = time.sleep,
     **given,
 ) -> int:
@@ -40,7 +38,6 @@ def follow(
         until: `problem` or `warning`: return 1 as soon as there is one. None: go on.
         every: seconds between two looks at the file, above 0; longer where an audit takes long.
         pid: number of a process: audit a last time when it has ended, print the whole report, and return its code.
-        rules: your own rules.
         sleep: waits; a test gives its own.
         given: the other arguments of `audit_run`.
 
@@ -66,7 +63,7 @@ def follow(
             if now != size or ended:
                 size = now
                 try:
-                    report = audit_run(path, rules=rules, **given)
+                    report = audit_run(path, **given)
                 except RunError as error:
                     if ended:
                         _say(str(error))

@@ -21,10 +21,11 @@ from ..errors import MissingDependencyError, ParameterError, WorkbenchError
 from ..extras import install
 from ..logs.log import Log
 from ..logs.read import read_logs, recorded_logs
+from ..logs.reader import Reader
 from ..logs.settings import PARAMETERS, facts_of, of_words
 from ..runs.secrets import hide_tokens
 from ..runs.text import html_table, labelled, one_line, printable
-from .check import check, checked, load_rules
+from .check import check, checked
 from .finding import CANNOT_TELL, FOUND, NOTE, PROBLEM, WARNING, Finding, in_words_of, severe_as, step_ranges
 from .rule import Rule, what_would_help
 from .rules_reward import FORM_ONLY
@@ -204,6 +205,7 @@ def audit_run(
     baseline: str | None = None,
     settings: Sequence[str] = (),
     rules: Sequence[Rule] = (),
+    readers: Sequence[Reader] = (),
 ) -> AuditReport:
     """Read the log of any run and report what is wrong with it, why, and what the log cannot show.
 
@@ -216,6 +218,7 @@ def audit_run(
         baseline: name of a documented run; the audit compares the reward with it, see `load_baseline`.
         settings: TRL settings of the run, such as `["scale_rewards=batch"]`, see `logs.settings.PARAMETERS`.
         rules: your own rules, made by `workbench.audit.rule`; the audit asks them after the built-in ones.
+        readers: of your own formats, made by `workbench.logs.reader`; they are asked before the built-in ones.
 
     Raises:
         ParameterError: a limit below 1 or below a logged length, an empty stop string, an unknown setting, a model that is
@@ -229,7 +232,7 @@ def audit_run(
     if baseline is not None:
         curve = load_baseline(baseline).curve()
         given["documented"] = {"name": baseline, "low": curve.low, "high": curve.high, "unit": curve.unit}
-    logs = read_logs(path)
+    logs = read_logs(path, readers=readers)
     for log in logs:
         longest = 0 if (lengths := log.logged("max_length")) is None else np.nanmax(lengths)
         if limit is not None and limit < longest:
@@ -245,28 +248,25 @@ def audit_recorded(folder: str | os.PathLike) -> tuple[AuditReport, list[str]]:
     return AuditReport(tuple(_audit(log, ()) for log in logs)), damaged
 
 
-def audit_paths(
-    paths: Sequence[Path], *, form: str = "text", fail_on: str = PROBLEM, rules: Path | None = None, **given
-) -> int:
+def audit_paths(paths: Sequence[Path], *, form: str = "text", fail_on: str = PROBLEM, **given) -> int:
     """Audit each path and print what was found; the exit code.
 
     Args:
         paths: as of `audit_run`.
         form: `text`, `brief` (a line a run), `json` (an object a run) or `sarif` (one document).
         fail_on: `problem` or `warning`: the least severity that makes the code 1.
-        rules: file with rules of the user.
         given: the other arguments of `audit_run`.
 
     Returns:
         0 if no run has a finding of that severity, 1 if one has, 2 if a path could not be used.
     """
-    code, own = NO_PROBLEM, load_rules(rules) if rules else ()
+    code = NO_PROBLEM
     runs: list[RunAudit] = []
     unusable: list[str] = []
     places: list[str] = []
     for path in paths:
         try:
-            report = audit_run(path, rules=own, **given)
+            report = audit_run(path, **given)
         except (WorkbenchError, OSError) as error:  # the latter where a file may not be read
             says = str(error) if isinstance(error, WorkbenchError) else f"{path}: {error.strerror}"
             unusable.append(one_line(hide_tokens(says)))

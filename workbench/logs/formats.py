@@ -4,7 +4,7 @@ import io
 import json
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from html import unescape
 from pathlib import Path
 from typing import Any
@@ -14,25 +14,39 @@ import pandas as pd
 
 from ..errors import MissingDependencyError, RunError
 from ..runs.files import open_plain
+from ..runs.own_code import load_own
+from .journals import swanlab_run, wandb_run
 from .names import RUN_NAMES, canonical, of_reinforcement_learning, plain
 from .printed import printed
+from .reader import Reader, Source, reader
 from .rows import LONGEST_LINE, Found, blocks_of, flat_row, lines_of, steps_of, unusable_as_error, what_is_lost
 from .settings import of_sources
-from .stores import is_long, read_database, read_parquet, wide
+from .stores import database, is_long, mlflow_run, parquet, wide
 
 _LARGEST = {"CSV": 512_000_000, "JSON": 100_000_000}  # bytes
 SUMMARY = "wandb-summary.json"
 # Columns that say what a line is, not which run; and the first word of what is no step of a training.
 _KIND_NAMES = ["type", "kind", "split", "mode", "phase", "stage", "event"]
 _OTHER_KINDS = ["eval", "evaluation", "evaluate", "val", "valid", "validation", "test", "sample", "samples"]
+_NEVER_OPENED = (b"\x80\x02", b"\x80\x03", b"\x80\x04", b"\x80\x05", b"PK")  # pickles, archives
 _PATIENCE = 1_000  # lines of JSON without a metric of reinforcement learning, then the file is data and no log
 
 
-def runs_in(path: Path, source: str) -> list[Found]:
-    """The runs in one plain file in UTF-8. `source` is what errors call it; what follows its last dot may tell the kind."""
+def runs_in(path: Path, source: str, readers: Sequence[Reader] = ()) -> list[Found]:
+    """The runs in one plain file in UTF-8, read by the first reader that takes it, of `READERS` if none are given.
+
+    `source` is what errors call the file; what follows its last dot may tell the kind.
+    """
     with unusable_as_error(source):
-        found = [run for one in _parsed(path, source) for run in _split(one)]
-    return [_named(run)._replace(damage=(*run.damage, *run.table.attrs.get("lost", ()))) for run in found]
+        of_file = Source.of(path, source)
+        chosen = next(reader for reader in readers or READERS if reader.takes(of_file))
+        return tidied(chosen(of_file))
+
+
+def tidied(runs: Sequence[Found]) -> list[Found]:
+    """Runs apart that stand in one table, with their trainer, and what is lost in them."""
+    parts = [_named(part) for run in runs for part in _split(run)]
+    return [run._replace(damage=(*run.damage, *run.table.attrs.get("lost", ()))) for run in parts]
 
 
 def _named(run: Found) -> Found:
@@ -43,47 +57,6 @@ def _named(run: Found) -> Found:
     if run.trainer is None and columns & {"global_step/max_steps", "train_speed(iter/s)", "memory(GiB)"}:
         return run._replace(trainer="ms-swift")
     return run
-
-
-def _parsed(path: Path, source: str) -> list[Found]:
-    suffix = Path(source).suffix.lower()
-    if "tfevents" in Path(source).name:
-        return [Found("TensorBoard", read_tensorboard(path, source))]
-    with open_plain(path) as file:
-        start = file.read(4096)
-        file.seek(0)
-        first = file.readline(LONGEST_LINE)
-        one_line_only = not file.read(1)
-    if start.startswith(b"SQLite format 3\0"):
-        return read_database(path, source)
-    if start.startswith(b"PAR1"):
-        return read_parquet(path, source)
-    if suffix == ".wandb":
-        raise RunError(f"{source}: W&B's own binary; send it with `wandb sync`, then export the run's history as CSV")
-    start = start.removeprefix(b"\xef\xbb\xbf").lstrip()
-    if start[:2] in (b"\x80\x02", b"\x80\x03", b"\x80\x04", b"\x80\x05", b"PK"):
-        raise RunError(f"{source}: pickles and archives are never opened; give trainer_state.json or another log")
-    if suffix in (".csv", ".tsv"):
-        return _csv(path, source)
-    if suffix in (".json", ".ipynb"):
-        return _json(path, source)
-    if suffix == ".jsonl":
-        return _json_lines(path, source)
-    if re.match(rb'\{\s*"|\[\s*[{\[]', start):
-        whole = one_line_only or not _is_object(first)
-        for read in (_json, _json_lines) if whole else (_json_lines, _json):
-            try:
-                return read(path, source)
-            except RunError as error:
-                refused = error
-        try:
-            return [printed(blocks_of(path), source)]
-        except RunError:
-            raise refused from None
-    names = re.split(rb"[,;\t]", first)
-    if len(names) > 2 and of_reinforcement_learning(n.decode("utf-8", "replace").strip('"\r\n ') for n in names):
-        return _csv(path, source)
-    return [printed(blocks_of(path), source)]
 
 
 def _is_object(line: bytes) -> bool:
@@ -387,3 +360,98 @@ def read_tensorboard(path: Path, source: str = "") -> pd.DataFrame:
     table = pd.DataFrame(ordered)
     table.attrs |= what_is_lost(ordered)
     return table
+
+
+# --- readers, by what tells them apart ------------------------------------------------------------------------------
+
+
+@reader(files="*tfevents*")
+def tensorboard(source: Source) -> list[Found]:
+    """Events of TensorBoard."""
+    return [Found("TensorBoard", read_tensorboard(source.path, source.name))]
+
+
+@reader(sniff=lambda source: _text_of(source)[:2] in _NEVER_OPENED)
+def never_opened(source: Source) -> list[Found]:
+    """Refuses pickles, which can run anything, and archives."""
+    raise RunError(f"{source.name}: pickles and archives are never opened; give trainer_state.json or another log")
+
+
+@reader(sniff=lambda source: source.suffix in (".csv", ".tsv"))
+def table(source: Source) -> list[Found]:
+    """A table with the name of one."""
+    return _csv(source.path, source.name)
+
+
+@reader(sniff=lambda source: source.suffix in (".json", ".ipynb"))
+def json_value(source: Source) -> list[Found]:
+    """One value of JSON."""
+    return _json(source.path, source.name)
+
+
+@reader(sniff=lambda source: source.suffix == ".jsonl")
+def json_lines(source: Source) -> list[Found]:
+    """A value of JSON a line."""
+    return _json_lines(source.path, source.name)
+
+
+@reader(sniff=lambda source: re.match(rb'\{\s*"|\[\s*[{\[]', _text_of(source)) is not None)
+def unnamed_json(source: Source) -> list[Found]:
+    """What begins as JSON does: one value, lines of values, or a console log whose first line looks so."""
+    first, is_only = _first_line(source)
+    whole = is_only or not _is_object(first)
+    for read in (_json, _json_lines) if whole else (_json_lines, _json):
+        try:
+            return read(source.path, source.name)
+        except RunError as error:
+            refused = error
+    try:
+        return console.function(source)
+    except RunError:
+        raise refused from None
+
+
+def _has_names(source: Source) -> bool:
+    """True for a file whose first line has three names or more, metrics among them."""
+    names = re.split(rb"[,;\t]", _first_line(source)[0]) if source.start else []
+    return len(names) > 2 and of_reinforcement_learning(n.decode("utf-8", "replace").strip('"\r\n ') for n in names)
+
+
+@reader(sniff=_has_names)
+def unnamed_table(source: Source) -> list[Found]:
+    """A table in a file with the name of none."""
+    return _csv(source.path, source.name)
+
+
+@reader(sniff=lambda source: not source.path.is_dir())
+def console(source: Source) -> list[Found]:
+    """Any other file: what a program printed."""
+    return [printed(blocks_of(source.path), source.name)]
+
+
+def _text_of(source: Source) -> bytes:
+    """The first bytes, without what an editor puts in front of a text."""
+    return source.start.removeprefix(b"\xef\xbb\xbf").lstrip()
+
+
+def _first_line(source: Source) -> tuple[bytes, bool]:
+    """The first line of a file, and whether nothing follows it."""
+    with open_plain(source.path) as file:
+        first = file.readline(LONGEST_LINE)
+        return first, not file.read(1)
+
+
+# The first one that takes a file or folder reads it.
+READERS: tuple[Reader, ...] = (
+    tensorboard, database, parquet, mlflow_run, wandb_run, swanlab_run, never_opened,
+    table, json_value, json_lines, unnamed_json, unnamed_table, console,
+)  # fmt: skip
+
+
+def load_readers(path: str | os.PathLike) -> list[Reader]:
+    """Run a user's Python file and take the readers that it defines.
+
+    Raises:
+        ParameterError: no such file, an error in it, no reader in it.
+    """
+    return load_own(path, "readers", Reader, READERS, "workbench.logs")

@@ -20,12 +20,12 @@ import pandas as pd
 from ..errors import ParameterError, RunError
 from ..runs.files import ASIDE, is_second_record, open_plain
 from .completions import completions_table, last_trainer_state, read_completions, read_trl_completions
-from .formats import SUMMARY, runs_in
+from .formats import READERS, SUMMARY, runs_in, tidied
 from .log import Log
 from .names import COUNTED, reward_columns, steps_table
+from .reader import Reader, Source
 from .rows import EXPECTED, Found, unusable_as_error
 from .settings import facts_of, of_scripts
-from .stores import is_mlflow_run, read_mlflow_run
 
 _MOST_UNPACKED = 1_000_000_000  # bytes of a .gz, or of standard input
 _MOST_RATIO = 200  # unpacked to packed bytes: text is packed 5 to 50 times
@@ -35,7 +35,6 @@ _PLACES = (
     ("runs/*/*tfevents*", "logs/*tfevents*", "logs/*/*tfevents*", "*.json", "*.parquet"),
     ("*.log", "*.out", "*.txt", "*.md", "*.ipynb", "*.gz", "files/output.log", "wandb/*/files/output.log"),
     (SUMMARY, f"files/{SUMMARY}", f"wandb/*/files/{SUMMARY}"),  # one step, so last
-    ("*.wandb", "wandb/*/*.wandb"),  # refused, with the way out
 )
 _BELOW = ("*.jsonl", "*.csv", "*.tsv", "*tfevents*", "*.log", "*.out")  # the same, in the folders below it
 _NO_RUNS = ("node_modules", "site-packages", "venv", "__pycache__")  # folders of others' files
@@ -43,9 +42,9 @@ _LEAST = 8  # steps in which a reward function never varies, until that says som
 _MOST_FILES = 200  # of a folder that are tried
 
 
-def read(path: str | os.PathLike) -> Log:
+def read(path: str | os.PathLike, *, readers: Sequence[Reader] = ()) -> Log:
     """The one run at a path, see `read_logs`; several are a RunError that names them."""
-    logs = read_logs(path)
+    logs = read_logs(path, readers=readers)
     if len(logs) > 1:
         raise RunError(
             f"{path}: {len(logs)} runs ({', '.join(log.name for log in logs[:8])}); expected one: give its path"
@@ -53,17 +52,21 @@ def read(path: str | os.PathLike) -> Log:
     return logs[0]
 
 
-def read_logs(path: str | os.PathLike) -> list[Log]:
+def read_logs(path: str | os.PathLike, *, readers: Sequence[Reader] = ()) -> list[Log]:
     """All runs at a path: in a folder of TRL, of the workbench or with any log in it, in a file, or for `-` in standard input.
 
-    The path is of the user's own choice, so a link to it is followed; links in it are not.
+    The path is of the user's own choice, so a link to it is followed; links in it are not. `readers` of the user's own are
+    asked before those of the workbench.
     """
+    if other := [each for each in readers if not isinstance(each, Reader)]:
+        raise ParameterError(f"readers: {other[0]!r} is no reader; expected a function that `@reader(...)` decorates")
+    readers = (*readers, *READERS)
     if not isinstance(path, str | os.PathLike):
         said = f"path is a {type(path).__name__}: expected the path of a file or folder. `trainer.save_state()` writes the log"
         raise ParameterError(f"{said} of a trainer into its `output_dir`; of a `Run` it is `run.path`")
     if str(path) == "-":
         with _copied(sys.stdin.buffer, "standard input") as copy:
-            return [_log(run, copy, name="standard input") for run in runs_in(copy, "standard input")]
+            return [_log(run, copy, name="standard input") for run in runs_in(copy, "standard input", readers)]
     given = Path(path)
     if given.parts[:1] in (("http:",), ("https:",)):
         raise RunError(
@@ -74,16 +77,20 @@ def read_logs(path: str | os.PathLike) -> list[Log]:
     except RuntimeError as error:  # no such user, or a link to itself
         raise RunError(f"{given}: {error}") from error
     if found.is_dir():
-        return [dataclasses.replace(log, name=str(given / log.name)) for log in _folder(found, given)]
+        logs = _folder(found, given, readers)
+        names = [f"{given}{log.name}" if log.name.startswith(":") else str(given / log.name) for log in logs]
+        return [dataclasses.replace(log, name=name) for log, name in zip(logs, names, strict=True)]
     if not found.exists():
         raise RunError(f"{given}: no such file or folder")
-    return [dataclasses.replace(log, name=str(given) + log.name.removeprefix(found.name)) for log in _file(found)]
+    return [
+        dataclasses.replace(log, name=str(given) + log.name.removeprefix(found.name)) for log in _file(found, readers)
+    ]
 
 
 # --- folders --------------------------------------------------------------------------------------------------------
 
 
-def _folder(folder: Path, given: Path) -> list[Log]:
+def _folder(folder: Path, given: Path, readers: Sequence[Reader]) -> list[Log]:
     """The runs of a folder: the one that it is, with what was recorded in it; else what lies in it and below it."""
     places = list(_walk(folder))
     recorded = _recorded(places)
@@ -96,17 +103,14 @@ def _folder(folder: Path, given: Path) -> list[Log]:
     found = [log for inner in recorded for log in _own_runs(inner, folder)]
     known = set(recorded)
     found += _saved_by_trl(folder, places, known, refused)
+    found += _read_whole(folder, places, readers, known, refused)
+    own_files = [pattern for reader in readers if not reader.is_built_in for pattern in reader.files]
     for inner, _ in places[1:]:
         if not _related(inner, known):
-            found += _logs_in(_plain_files(inner, _BELOW), folder, refused)
-    for inner, _ in places:
-        if is_mlflow_run(inner) and not _related(inner, known):
-            known.add(inner)
-            name = str(inner.relative_to(folder))
-            read_run = functools.partial(_mlflow_run, inner)
-            found += [dataclasses.replace(log, name=name) for log in _attempt(refused, name, read_run)]
-    for patterns in _PLACES:
-        if own := _logs_in([p for p in _plain_files(folder, patterns) if not _related(p, known)], folder, refused):
+            found += _logs_in(_plain_files(inner, (*own_files, *_BELOW)), folder, refused, readers)
+    for patterns in ((*own_files, *_PLACES[0]), *_PLACES[1:]):
+        files = [path for path in _plain_files(folder, patterns) if not _related(path, known)]
+        if own := _logs_in(files, folder, refused, readers):
             return [*own, *(log for log in found if log.name not in [o.name for o in own])]
     if found:
         return found
@@ -157,6 +161,31 @@ def _saved_by_trl(
     return found
 
 
+def _read_whole(
+    folder: Path,
+    places: Sequence[tuple[Path, list[str]]],
+    readers: Sequence[Reader],
+    known: set[Path],
+    refused: dict[str, RunError],
+) -> list[Log]:
+    """The runs of folders that a reader takes as a whole, apart from those in or around one of `known`, which grows."""
+    found = []
+    for inner, _ in places:
+        source = Source.of(inner, str(inner))
+        chosen = None if _related(inner, known) else next((each for each in readers if each.takes(source)), None)
+        if chosen is not None:
+            name = "" if inner == folder else str(inner.relative_to(folder))
+            logs = _attempt(refused, name, functools.partial(_whole, chosen, source))
+            known |= {inner} if logs else set()
+            found += [dataclasses.replace(log, name=name + log.name) for log in logs]
+    return found
+
+
+def _whole(chosen: Reader, source: Source) -> list[Log]:
+    with unusable_as_error(source.name):
+        return [_log(run, source.path) for run in tidied(chosen(source))]
+
+
 def _walk(folder: Path) -> Iterator[tuple[Path, list[str]]]:
     """A folder and those below it with the names of their files, without hidden folders and installed packages."""
     for inner, below, names in os.walk(folder):
@@ -181,12 +210,12 @@ def _attempt(refused: dict[str, RunError], name: str, read: Callable[[], list[Lo
         return []
 
 
-def _logs_in(paths: Sequence[Path], folder: Path, refused: dict[str, RunError]) -> list[Log]:
+def _logs_in(paths: Sequence[Path], folder: Path, refused: dict[str, RunError], readers: Sequence[Reader]) -> list[Log]:
     """The runs in files, named after their place in a folder."""
     found = []
     for path in paths:
         name = str(path.relative_to(folder))
-        logs = _attempt(refused, name, functools.partial(_file, path))
+        logs = _attempt(refused, name, functools.partial(_file, path, readers))
         found += [dataclasses.replace(log, name=name + log.name[len(path.name) :]) for log in logs]
     return found
 
@@ -215,10 +244,6 @@ def _own_runs(folder: Path, top: Path) -> list[Log]:
     return [_log(run._replace(notes=[*run.notes, *notes]), path, name, facts, damage=damage) for run in runs]
 
 
-def _mlflow_run(folder: Path) -> list[Log]:
-    return [_log(read_mlflow_run(folder), folder / "metrics", folder.name)]
-
-
 def _trl_folder(folder: Path, state: Path) -> list[Log]:
     runs = runs_in(state, str(state))
     facts, damage = facts_of(folder)
@@ -230,12 +255,12 @@ def _trl_folder(folder: Path, state: Path) -> list[Log]:
 # --- files ----------------------------------------------------------------------------------------------------------
 
 
-def _file(path: Path) -> list[Log]:
+def _file(path: Path, readers: Sequence[Reader]) -> list[Log]:
     """The runs in one file, named after it and, where there are several, after what distinguishes them."""
     if path.name == "trainer_state.json":
         return [dataclasses.replace(log, name=path.name) for log in _trl_folder(path.parent, path)]
     with _readable(path) as (plain, source):
-        return [_log(run, path, path.name) for run in runs_in(plain, source)]
+        return [_log(run, path, path.name) for run in runs_in(plain, source, readers)]
 
 
 @contextlib.contextmanager

@@ -145,6 +145,27 @@ def of_sources(sources: Iterable[str]) -> dict[str, Any]:
     return {name: value for name, value in _agreed(calls).items() if _fits(name, value)}
 
 
+def of_arguments(arguments: dict, origin: str) -> dict[str, Any]:
+    """The parameters among a training's arguments, as a tracker keeps them; `settings_from` is their origin.
+
+    Example:
+        >>> of_arguments({"num_generations": 8, "scale_rewards": False, "seed": 1}, "W&B's config")
+        {'num_generations': 8, 'scale_rewards': 'none', 'settings_from': "W&B's config"}
+    """
+    asked = {name: _as_in_trl(name, arguments.get(name)) for name in PARAMETERS}
+    fitting = {name: value for name, value in asked.items() if _fits(name, value)}
+    return fitting | {"settings_from": origin} if fitting else {}
+
+
+def of_tracker(path: Path) -> dict[str, Any]:
+    """The parameters in a tracker's `config.yaml`, which has `NAME: {value: VALUE}`."""
+    try:
+        config = _dict(_yaml(path)) if path.is_file() else {}
+    except (ParameterError, RunError):
+        return {}
+    return of_arguments({str(name): _dict(entry).get("value") for name, entry in config.items()}, path.name)
+
+
 def _request_seed(values: Iterable[ast.expr]) -> dict[str, Any]:
     """The seed that a dict of `generation_kwargs` gives to every request."""
     for value in values:

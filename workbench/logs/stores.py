@@ -3,13 +3,13 @@
 import contextlib
 import json
 import sqlite3
-from pathlib import Path
 
 import pandas as pd
 
 from ..errors import RunError
 from ..runs.text import one_line
 from .names import RUN_NAMES, canonical, of_reinforcement_learning, plain
+from .reader import Source, reader
 from .rows import Found, flat_row, lines_of, steps_of
 
 _MOST_ROWS = 2_000_000  # of a database or a parquet file
@@ -17,12 +17,14 @@ _METRIC = {"metricname", "metric_name", "metric", "name", "key", "tag", "attribu
 _VALUE = {"value", "metricvalue", "metric_value", "float_value"}
 
 
-def read_database(path: Path, source: str) -> list[Found]:
+@reader(sniff=lambda source: source.start.startswith(b"SQLite format 3\0"))
+def database(source: Source) -> list[Found]:
     """The runs in a database of Trackio (a row a step, whose metrics are JSON) or of MLflow (a row a value).
 
     Raises:
         RunError: another database, or a damaged one.
     """
+    path = source.path
     # `immutable` leaves no journal next to a file that is only read; what a running training has not merged yet is in `-wal`.
     written = path.with_name(f"{path.name}-wal").exists()
     mode = "mode=ro" if written else "mode=ro&immutable=1"
@@ -39,7 +41,7 @@ def read_database(path: Path, source: str) -> list[Found]:
             ).fetchall()
     except sqlite3.Error as error:
         raise RunError(
-            f"{source}: a database, and none of Trackio or MLflow ({error}); export the metrics of the run as CSV or JSON lines"
+            f"{source.name}: a database, and none of Trackio or MLflow ({error}); export the run's metrics as CSV or JSON lines"
         ) from error
     runs: dict[str, list[dict]] = {}
     for name, step, metrics in rows:
@@ -48,23 +50,23 @@ def read_database(path: Path, source: str) -> list[Found]:
     return [Found("Trackio", steps_of(steps), f"run {name}" * (len(runs) > 1)) for name, steps in runs.items()]
 
 
-def is_mlflow_run(folder: Path) -> bool:
-    """True for the folder of a run in MLflow's `mlruns/`."""
-    return (folder / "meta.yaml").is_file() and (folder / "metrics").is_dir()
+def _is_mlflow_run(source: Source) -> bool:
+    return (source.path / "meta.yaml").is_file() and (source.path / "metrics").is_dir()
 
 
-def read_mlflow_run(folder: Path) -> Found:
-    """The run in such a folder: a file for each metric, with a line `time value step` for each step."""
-    values = []
-    for path in sorted(p for p in (folder / "metrics").rglob("*") if p.is_file() and not p.is_symlink()):
-        name = path.relative_to(folder / "metrics").as_posix()
+@reader(sniff=_is_mlflow_run)
+def mlflow_run(source: Source) -> list[Found]:
+    """The folder of a run in `mlruns/`: a file for each metric, with a line `time value step` for each step."""
+    values, metrics = [], source.path / "metrics"
+    for path in sorted(p for p in metrics.rglob("*") if p.is_file() and not p.is_symlink()):
+        name = path.relative_to(metrics).as_posix()
         for line in lines_of(path):
             words = line.split()
             if len(words) == 3:
-                values.append((folder.name, name, int(words[2]), float(words[1])))
+                values.append(("", name, int(words[2]), float(words[1])))
     if not values:
-        raise RunError(f"{folder}: MLflow has no metric of this run")
-    return _of_mlflow(values)[0]._replace(label="")
+        raise RunError(f"{source.name}: MLflow has no metric of this run")
+    return _of_mlflow(values)
 
 
 def _of_mlflow(values: list[tuple[str, str, int, float]]) -> list[Found]:
@@ -76,26 +78,27 @@ def _of_mlflow(values: list[tuple[str, str, int, float]]) -> list[Found]:
     return [Found("MLflow", table, f"run {run[:8]}" * (len(runs) > 1)) for run, table in tables.items()]
 
 
-def read_parquet(path: Path, source: str) -> list[Found]:
+@reader(sniff=lambda source: source.start.startswith(b"PAR1"))
+def parquet(source: Source) -> list[Found]:
     """The steps in a parquet file with one row a step.
 
     Raises:
         RunError: no log of steps, such as TRL's completions.
     """
     import pyarrow  # takes a third of a second, and few logs need it
-    import pyarrow.parquet as parquet
+    import pyarrow.parquet
 
     try:
-        file = parquet.ParquetFile(path)
+        file = pyarrow.parquet.ParquetFile(source.path)
     except (pyarrow.ArrowInvalid, OSError) as error:
         expected = "expected a row a step. A file of completions only is read with its folder"
-        raise RunError(f"{source}: a damaged parquet file ({one_line(str(error))[:80]}); {expected}") from error
+        raise RunError(f"{source.name}: a damaged parquet file ({one_line(str(error))[:80]}); {expected}") from error
     names = list(file.schema_arrow.names)
     if {"prompt", "completion"} <= set(names) or not of_reinforcement_learning(names):
         holds = "completions only" if "completion" in names else f"columns {', '.join(names[:8])}"
-        raise RunError(f"{source}: it holds {holds}; give the folder with them and trainer_state.json")
+        raise RunError(f"{source.name}: it holds {holds}; give the folder with them and trainer_state.json")
     if file.metadata.num_rows > _MOST_ROWS:
-        raise RunError(f"{source}: {file.metadata.num_rows:,} rows; expected a row a step, at most {_MOST_ROWS:,}")
+        raise RunError(f"{source.name}: {file.metadata.num_rows:,} rows; expected a row a step, at most {_MOST_ROWS:,}")
     table = file.read().to_pandas()
     return [Found("parquet", table[[c for c in table if table[c].dtype != object or plain(c) in RUN_NAMES]])]
 
