@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import re
 
 import numpy as np
 import pytest
@@ -168,6 +169,16 @@ def test_a_gradient_norm_that_is_absurd_throughout_is_named(norm, cause):
     found = spikes(log(12, reward=flat, grad_norm=norm))
     assert (found.cause or None) == cause
     assert cause is None or (found.severity, found.verdict) == ("warning", "found")
+
+
+@pytest.mark.parametrize("steps", [20, 60])
+def test_absurd_gradients_are_named_before_a_flat_reward(steps):
+    noise = np.random.default_rng(0).normal(0.3, 0.05, steps)
+    findings = check(log(steps, reward=noise, grad_norm=3e9, learning_rate=1e-5))
+    assert next(f.rule for f in findings if f.verdict == "found") == "spikes"
+    (flat_reward,) = [f for f in findings if f.rule == "no-learning"]
+    assert "Mend the gradient first, whose norm is 3e+09" in flat_reward.advice
+    assert not re.search("rain (more|longer)|learning rate", flat_reward.advice)
 
 
 def test_a_correction_that_takes_most_of_the_gradient_is_named():

@@ -26,11 +26,12 @@ RULES: tuple[Rule, ...] = (
     clipping.false_clipping, gradient.false_zero_std,  # before those that ask the metrics: they may take some away
     ends.masked_stops, gradient.copies, data.mixed_groups, data.missing_rewards, ends.added_token,
     sampler.stale_sampler, sampler.padding_positions, sampler.mismatch, sampler.lost_to_correction,
+    learning.spikes,
     ends.never_stops, ends.true_clipping, gradient.zero_gradient, gradient.lost_updates,
     ends.reward_is_ending,
     learning.collapse, learning.length_runaway, learning.kl_runaway, learning.no_learning, learning.solved,
     gradient.wasted_groups,
-    learning.spikes, reward.dead_rewards, data.documented_run, data.duplicate_prompts,
+    reward.dead_rewards, data.documented_run, data.duplicate_prompts,
 )  # fmt: skip
 
 

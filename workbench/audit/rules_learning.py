@@ -90,17 +90,19 @@ def no_learning(log: Log) -> Finding:
             return absent(f"The reward fell, see collapse: {changed.estimate:+.3g}.", **evidence)
         says = f"The reward did not rise: it {by}, {between} at 95%."
         advice = "Look at the other findings first; else lower the learning rate, or train more seeds to be sure."
-        return found(WARNING, says, _not_where_tools_fail(log, advice), cause="falls", evidence=evidence)
+        advice = _not_where_tools_fail(log, _not_where_gradients_are_absurd(log, advice))
+        return found(WARNING, says, advice, cause="falls", evidence=evidence)
     noise = float(np.std(np.diff(reward[~np.isnan(reward)])) / np.sqrt(2))
     if steps < _SURE or changed.high - changed.low > 3 * noise:
         says = f"The reward {by}; its 95% interval, {between}, holds 0."
-        return unknown("Train more steps, or more seeds.", says, **evidence)
+        more = _not_where_gradients_are_absurd(log, "Train more steps, or more seeds.")
+        return unknown(more, says, **evidence)
     says = f"No learning shows: over {steps} steps the reward {by}, less than it scatters from step to step."
     advice = "Look at the other findings first; else raise the learning rate, or train longer."
     if _runs_away(log):
         advice = "Do not raise the learning rate: completions grow or are truncated, or the policy drifts. "
         advice += "Lower it, and read completions of the last steps."
-    advice = _not_where_tools_fail(log, advice)
+    advice = _not_where_tools_fail(log, _not_where_gradients_are_absurd(log, advice))
     return found(WARNING, says, advice, evidence=evidence, notebook="05_grpo_docs_example")
 
 
@@ -108,6 +110,20 @@ def _not_where_tools_fail(log: Log, advice: str) -> str:
     """The advice of a run that does not learn: no learning rate repairs a tool."""
     failures = tool_failures(log)
     return failures.advice if failures.verdict == FOUND else advice
+
+
+def _not_where_gradients_are_absurd(log: Log, advice: str) -> str:
+    """The advice of a run that does not learn: neither steps nor a rate help where the gradient is no number to follow."""
+    norm = _absurd_norm(log)
+    if norm is None:
+        return advice
+    return f"Mend the gradient first, whose norm is {np.nanmedian(norm):.2g} in the median; see spikes."
+
+
+def _absurd_norm(log: Log) -> np.ndarray | None:
+    """The gradient norms, (N,), where their median is far above what a loss with scaled advantages has; else None."""
+    norm = log.metric("grad_norm")
+    return norm if norm is not None and np.nanmedian(norm) >= _ABSURD else None
 
 
 def _runs_away(log: Log) -> bool:
@@ -234,8 +250,8 @@ def spikes(log: Log) -> Finding:
     step stands out, because all are.
     Wrong where: the usual value is nearly 0, as at the start of a warm-up; or a loss is a sum over tokens and has such a norm.
     """
-    norm = log.metric("grad_norm")
-    if norm is not None and np.nanmedian(norm) >= _ABSURD:
+    norm = _absurd_norm(log)
+    if norm is not None:
         where = np.nan_to_num(norm) >= _ABSURD
         share = f"{_ABSURD:.0g} or more in {where.mean():.0%} of the steps"
         says = f"The gradient norm is {np.nanmedian(norm):.2g} in the median, and {share}. Clipping to max_grad_norm leaves "
