@@ -177,7 +177,7 @@ def test_absurd_gradients_are_named_before_a_flat_reward(steps):
     findings = check(log(steps, reward=noise, grad_norm=3e9, learning_rate=1e-5))
     assert next(f.rule for f in findings if f.verdict == "found") == "spikes"
     (flat_reward,) = [f for f in findings if f.rule == "no-learning"]
-    assert "Mend the gradient first, whose norm is 3e+09" in flat_reward.advice
+    assert "Repair the gradient first, whose norm is 3e+09" in flat_reward.advice
     assert not re.search("rain (more|longer)|learning rate", flat_reward.advice)
 
 

@@ -117,7 +117,7 @@ def _not_where_gradients_are_absurd(log: Log, advice: str) -> str:
     norm = _absurd_norm(log)
     if norm is None:
         return advice
-    return f"Mend the gradient first, whose norm is {np.nanmedian(norm):.2g} in the median; see spikes."
+    return f"Repair the gradient first, whose norm is {np.nanmedian(norm):.2g} in the median; see spikes."
 
 
 def _absurd_norm(log: Log) -> np.ndarray | None:

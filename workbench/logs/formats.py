@@ -362,7 +362,7 @@ def read_tensorboard(path: Path, source: str = "") -> pd.DataFrame:
     return table
 
 
-# --- readers, by what tells them apart ------------------------------------------------------------------------------
+# --- readers, one for each kind of file -----------------------------------------------------------------------------
 
 
 @reader(files="*tfevents*")

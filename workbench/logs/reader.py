@@ -1,4 +1,4 @@
-"""A reader of logs: a function that makes rows of a file or folder, and what tells that it is the one to ask."""
+"""A reader of logs: a function that makes rows of a file or folder, and one that says which files it can read."""
 
 import dataclasses
 from collections.abc import Callable, Iterable, Mapping, Sequence
