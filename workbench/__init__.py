@@ -1,8 +1,8 @@
 """Workbench: trustworthy RL fine-tuning runs of language models, in notebooks.
 
 The names of `__init__.pyi` are what most scripts need; the site (`make docs`) has each with its arguments. The rest is in
-`workbench.audit`, `replay`, `watch`, `curves`, `runs`, `generation`, `consistency` and `experiments`. A name is imported when
-it is first used, so importing this package loads no heavy library.
+`workbench.audit`, `logs`, `replay`, `watch`, `curves`, `runs`, `generation`, `consistency` and `experiments`. A name is
+imported when it is first used, so importing this package loads no heavy library.
 """
 
 from importlib.util import find_spec
