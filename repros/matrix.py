@@ -53,6 +53,7 @@ NOT_SHOWN = {
     "ignored_stop_option": "the option is dropped before the step",
     "stop_strings_need_a_tokenizer": "the step raises",
     "hidden_stop_token": "it is the text that a reward function reads",
+    "open_tool_turn": "the step is computed from the context that the rows have",
     "engine_seed": "two runs have to be compared",
     "lora_without_the_seed": "two runs have to be compared",
     "sequence_ratio_is_a_sum": "TRL's definition, which is disputed, is the one that is computed again",

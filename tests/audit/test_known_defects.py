@@ -50,6 +50,7 @@ CASES = {
 OPEN = {
     "empty_completion": {},
     "hidden_stop_token": {"generation_kwargs": {"stop_token_ids": [5]}},
+    "open_tool_turn": STOP,
     "padding_without_positions": {},
     "sequence_ratio_is_a_sum": VLLM,
     "several_eos_ids": {},

@@ -159,6 +159,8 @@ MET: dict[str, tuple[Sequence[str], Callable[[Settings], Met]]] = {
         s.stops, f"mask_truncated_completions=True, {s.stops} in generation_kwargs", _AT_A_TEXT)),
     "online_dpo_stop_strings": (("OnlineDPO",), lambda s: _if(
         s["use_vllm"] and s.stops == "stop", "use_vllm=True, stop in generation_kwargs")),
+    "open_tool_turn": (("GRPO",), lambda s: _if(
+        False, "", f"tools or environments, if {s.stops} in generation_kwargs ends their calls" * bool(s.stops))),
     "padding_without_positions": (_NOT_PPO, lambda s: (None, "a model with learned positions, as GPT-2")),
     "pads_behind_a_stop_id": (_GROUPED, lambda s: _if(
         not s["use_vllm"] and s.kwargs.get("eos_token_id"), "eos_token_id in generation_kwargs, without vLLM")),
