@@ -114,7 +114,7 @@ def test_results_are_made_of_numbers_and_arguments_are_keywords(path):
 def test_a_notebook_begins_with_its_figure_and_folds_the_code(number):
     path = next(path for path in NOTEBOOKS if path.stem.startswith(number))
     first = code_cells(path)[0]
-    assert first.metadata.get("jupyter") == {"source_hidden": True}
+    assert first.metadata == {"jupyter": {"source_hidden": True}, "tags": ["hide-input"]}  # in JupyterLab, on the site
 
 
 @each_notebook
