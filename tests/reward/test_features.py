@@ -58,6 +58,9 @@ def test_what_is_not_recorded_is_not_known():
         ("42", float("nan"), False, False),
         ("B", {"ground_truth": "B"}, True, True),
         (r"\boxed{42", "42", False, True),
+        ("107+172=279", "279", True, True),
+        ("107+279=386", "279", False, True),
+        ("x=5", "x=5", True, True),
     ],
 )
 def test_an_answer_is_right_in_any_clothes_and_nowhere_else(text, answer, right, anywhere):

@@ -82,29 +82,33 @@ def wanted(answer: Any) -> list[str]:
 
 
 def final_answer(text: str) -> str:
-    """Return the answer of a completion in plain form: the marked one, else its last number if it has several words, else all.
+    """Return the answer of a completion in plain form: the marked one, else its last number, else all.
+
+    The last number counts if the completion has several words or is an equation.
 
     Example:
-        >>> final_answer("It is 6 times 7, so 42."), final_answer(" Paris. ")
-        ('42', 'paris')
+        >>> final_answer("It is 6 times 7, so 42."), final_answer(" Paris. "), final_answer("6*7=42")
+        ('42', 'paris', '42')
     """
     marked = marked_answer(text)
     if marked is not None:
         return plain(marked)
     whole = plain(text)
-    if len(whole.split()) > 1 and (numbers := _NUMBER.findall(text)):
+    has_parts = len(whole.split()) > 1 or "=" in whole
+    if has_parts and (numbers := _NUMBER.findall(text)):
         return plain(numbers[-1].rstrip(","))
     return whole
 
 
 def is_right(text: str, answer: Any) -> bool:
-    """Return True where the final answer of a completion is one of the right ones.
+    """Return True where the final answer of a completion, or all of it, is one of the right ones.
 
     Example:
         >>> is_right("<answer>1,234</answer>", 1234), is_right("42 or 43", "42")
         (True, False)
     """
-    return final_answer(text) in wanted(answer)
+    right = wanted(answer)
+    return final_answer(text) in right or plain(text) in right
 
 
 def contains_answer(text: str, answer: Any) -> bool:
