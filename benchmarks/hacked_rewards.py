@@ -127,6 +127,8 @@ def main() -> None:
     if not asked.summary:
         use_one_thread()
         arms = toy_arms(folder, asked.steps) if asked.model == "toy" else smollm2_arms(asked.steps)
+        first = [name for name in arms if name not in ("placebo shuffled", "placebo format")]
+        train_arms({name: arms[name] for name in first}, out_dir=folder / "arms", seeds=range(asked.seeds))
         train_arms(arms, out_dir=folder / "arms", seeds=range(asked.seeds))
         if asked.model == "toy":
             again = {name: arm for name, arm in arms.items() if name in SILENT[:2]}
