@@ -1,6 +1,6 @@
 """Trains policies on rewards with a known hack, and asks `reward_report` what each reward pays for.
 
-    python -m benchmarks.hacked_rewards [--seeds 5] [--healthy 10] [--steps 40] --out data/measured/hacked_rewards.json
+    python -m benchmarks.hacked_rewards [--seeds 5] [--healthy 10] [--steps 24] --out data/measured/hacked_rewards.json
     python -m benchmarks.hacked_rewards --model smollm2 [--seeds 3] --out data/measured/hacked_rewards_smollm2.json
 
 On the toy: five rewards with a hack, the exact reward, and its placebos (random, shuffled, format). The exact and the random
@@ -35,7 +35,7 @@ PLACEBOS = ("random", "shuffled", "format")
 SILENT = (EXACT, "placebo random", "placebo shuffled")  # arms of which the report should name nothing
 EXPECTED = {name: feature for name, (_, feature) in toy.HACKS.items()} | {"placebo format": "closed tags"}
 ENDS = 5  # steps at the start and at the end of a training, whose mean is reported
-LIMIT = {"toy": 32, "smollm2": 24}  # tokens of a completion
+LIMIT = {"toy": 24, "smollm2": 24}  # tokens of a completion
 ASKED = 44  # held-out sums
 
 
@@ -58,7 +58,7 @@ def toy_arms(folder: Path, steps: int) -> dict[str, Arm]:
     """Make the arms of the toy: the hacks, the exact reward and its placebos; the policy is made in `folder`."""
     data = folder / "search.jsonl"
     write_text(data, "".join(f"{json.dumps(row)}\n" for row in toy.search_questions("train")))
-    base = make_recipe("search", max_steps=steps, max_completion_length=LIMIT["toy"])
+    base = make_recipe("search", max_steps=steps, learning_rate=6e-4, max_completion_length=LIMIT["toy"])
     recipe = dataclasses.replace(base, model=str(toy.warm_start(folder / "policy")), dataset=str(data))
     look = HeldOut(toy.search_questions("test"), toy.exact, (0, steps), StopSpec(), LIMIT["toy"])
     options = {"callbacks": [look], "save_strategy": "no"}
@@ -120,7 +120,7 @@ def against(rows: list[dict], kind: str) -> PlaceboReport | None:
 
 
 def main() -> None:
-    options = parser(__doc__, model="toy", seeds=5, healthy=10, steps=40, trainings=Path("build/hacked_rewards"))
+    options = parser(__doc__, model="toy", seeds=5, healthy=10, steps=24, trainings=Path("build/hacked_rewards"))
     options.add_argument("--summary", action="store_true", help="train nothing")
     asked = options.parse_args()
     folder = asked.trainings / asked.model
