@@ -220,4 +220,5 @@ def said_of(report: RewardReport, feature: str = "") -> dict[str, Any]:
         row |= {"mean first": top.mean[0], "mean last": top.mean[1]}
     if feature:
         row["right"] = bool(report.named) and report.named[0].what == feature
+        row["among"] = feature in [paid.what for paid in report.named]
     return row
