@@ -13,14 +13,14 @@ from pathlib import Path
 
 import pandas as pd
 
-from tools.record import csv_text, made_with, measured, parser, publish, run_main
+from tools.record import csv_next_to_page, csv_text, made_with, measured, parser, publish, run_main
 from workbench.errors import RunError
 from workbench.reward.report import RewardReport, reward_report
 
 SUMS = "fortitudelucifer/Illustrated-GRPO"
 MATH = "Jerryson520/assignment5-alignment"
 COMMITS = {SUMS: "213aa1afe495f81570e7f74b97bf752c89734779", MATH: "98a757e1460db0a3c2268146b3817f0d3c8dbf13"}
-_EXACT = "right: the reward is 1 for a right answer between tags; the few others are right answers without closed tags"
+_EXACT = "right: a right answer between closed tags is paid; 10 to 19 completions differ, in tags or units"
 RECORDED = {  # repository and path -> is the report right, read by hand
     (SUMS, "output/completions"): "right: the reward compares the last number, and two unpaid sums have a comma in it",
     (MATH, "results/grpo_rollouts_seed_0_hrpuh3cm.jsonl"): _EXACT,
@@ -81,6 +81,21 @@ def runs_csv() -> str:
         groups = f"{row['groups']} of {row['total']}"
         lines.append([f"[{name}]({place})", groups, explained, row["headline"], row["right"]])
     return csv_text(head, lines)
+
+
+def page() -> list[str]:
+    """Make the part of docs/evidence/false_alarms.md."""
+    rows = measured("recorded_rewards")["rows"]
+    right = sum(row["right"].startswith("right") for row in rows)
+    return [
+        "### Trainings that others recorded",
+        "",
+        f"Of {len(rows)} reports on public trainings, {right} were right when read by hand. The reading found a fault of the",
+        "report, now fixed: it took no answer from `107+172=279`.",
+        "",
+        *csv_next_to_page("recorded_rewards.csv"),
+        "",
+    ]
 
 
 def provenance() -> list[tuple[str, str, str]]:
