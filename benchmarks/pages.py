@@ -21,6 +21,7 @@ from benchmarks import (
     gpu,
     pads_in_the_loss,
     public_logs,
+    recorded_rewards,
     reward_report,
     rule_rates,
     trl_tests,
@@ -38,7 +39,15 @@ PAGES: dict[str, Callable[[], Iterable[str]]] = {
         *false_alarms.page(),
         *rule_rates.page(),
         *reward_report.page(),
-        *made_section([*false_alarms.provenance(), *rule_rates.provenance(), *reward_report.provenance()]),
+        *recorded_rewards.page(),
+        *made_section(
+            [
+                *false_alarms.provenance(),
+                *rule_rates.provenance(),
+                *reward_report.provenance(),
+                *recorded_rewards.provenance(),
+            ]
+        ),
     ],
     "attribution.md": attribution.page,
     "conform.md": frameworks.page,
@@ -66,6 +75,7 @@ CSVS: dict[str, Callable[[], str]] = {
     "named_faults.csv": check_step_grid.named_csv,
     "planted_faults.csv": check_step_grid.faults_csv,
     "public_logs.csv": public_logs.logs_csv,
+    "recorded_rewards.csv": recorded_rewards.runs_csv,
     "reward_report.csv": reward_report.rates_csv,
     "smollm2.csv": evidence.smollm2_csv,
 }

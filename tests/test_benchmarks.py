@@ -8,9 +8,10 @@ import subprocess
 import pandas as pd
 import pytest
 
-from benchmarks import divisor, dose, evidence, real, trl_tests
+from benchmarks import divisor, dose, evidence, real, recorded_rewards, trl_tests
 from tools import record
 from workbench.curves.documented import load_baseline
+from workbench.errors import RunError
 from workbench.experiments.recipes import make_recipe
 from workbench.runs.completions import append_table
 from workbench.runs.files import read_json, write_json, write_text
@@ -178,3 +179,15 @@ def test_a_divisor_is_compared_seed_by_seed():
     assert divisor.against_dapo(ends) == {"grpo": {"reward": [-1.0, -1.0, -1.0]}}
     stored = record.measured("divisor")
     assert divisor.against_dapo(stored["ends"]) == stored["less dapo"]
+
+
+def test_answers_of_sums_come_from_their_prompts():
+    table = pd.DataFrame({"prompt": ["What is 338+987? Answer with just the number."] * 2})
+    assert recorded_rewards.answers_of(table) == {table["prompt"][0]: "1325"}
+    assert recorded_rewards.answers_of(table.assign(ground_truth="1")) is None
+
+
+def test_a_commit_that_a_clone_lacks_is_an_error(tmp_path):
+    subprocess.run(["git", "init", "-q", str(tmp_path)], check=True)
+    with pytest.raises(RunError, match="expected a clone with this commit"):
+        recorded_rewards.stored_file(tmp_path, "0" * 40, "results.jsonl")
