@@ -1,13 +1,13 @@
 """Trains policies on rewards with a known hack, and asks `reward_report` what each reward pays for.
 
-    python -m benchmarks.hacked_rewards [--seeds 5] [--healthy 10] [--steps 24] --out data/measured/hacked_rewards.json
+    python -m benchmarks.hacked_rewards [--seeds 5] [--healthy 10] --out data/measured/hacked_rewards.json
     python -m benchmarks.hacked_rewards --model smollm2 [--seeds 3] --out data/measured/hacked_rewards_smollm2.json
 
 On the toy: five rewards with a hack, the exact reward, and its placebos (random, shuffled, format). The exact and the random
 reward are trained with more seeds, `--healthy`, to count reports that should name nothing. On SmolLM2: sums, with the exact
 reward, a random one, and one that pays for the answer anywhere in the text. Each training answers held-out questions greedily
-before its first step and after its last. The trainings are in `--trainings`; a second call goes on. `--summary` trains nothing
-and counts the trainings that are finished.
+before its first step and after its last. The trainings are in `--trainings`, and a second call goes on. `--first 3` leaves out
+seeds below 3. `--summary` trains nothing and counts the trainings that are finished.
 """
 
 import dataclasses
@@ -16,7 +16,17 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.real import finished
-from tools.record import parser, publish, run_main, use_one_thread
+from tools.record import (
+    csv_next_to_page,
+    csv_text,
+    made_with,
+    measured,
+    parser,
+    publish,
+    run_main,
+    table,
+    use_one_thread,
+)
 from workbench.experiments.arms import Arm, train_arms
 from workbench.experiments.held_out import HeldOut
 from workbench.experiments.instruments import hacked_rewards as toy
@@ -119,8 +129,67 @@ def against(rows: list[dict], kind: str) -> PlaceboReport | None:
     return placebo_report(*after, untrained=untrained)
 
 
+# --- pages ------------------------------------------------------------------------------------------------------------
+
+
+def trainings_csv() -> str:
+    """Make docs/evidence/hacked_rewards.csv: a row for each training."""
+    head = [
+        "reward",
+        "seed",
+        "the report names",
+        "share",
+        "reward: first and last steps",
+        "held-out right: before, after",
+    ]
+    lines = []
+    for row in measured("hacked_rewards")["runs"]:
+        names = row["named"] or row["verdict"]
+        share = f"{row['share']:.2f}" if "share" in row else ""
+        rewards = f"{row['reward first']:.2f}, {row['reward last']:.2f}"
+        held_out = f"{row['right before']:.0%}, {row['right after']:.0%}"
+        lines.append([row["arm"], str(row["seed"]), names, share, rewards, held_out])
+    return csv_text(head, lines)
+
+
+def page() -> list[str]:
+    """Make the part of docs/evidence/false_alarms.md."""
+    result = measured("hacked_rewards")
+    rows = result["runs"]
+    lines = []
+    for hack, (_, feature) in toy.HACKS.items():
+        of = [row for row in rows if row["arm"] == hack]
+        first, among = sum(row["right"] for row in of), sum(row["among"] for row in of)
+        ends = ", ".join(f"{row['right after']:.0%}" for row in of)
+        held_out = f"{of[0]['right before']:.0%} to {ends}"
+        lines.append([hack, feature, f"{first} of {len(of)}", f"{among} of {len(of)}", held_out])
+    quiet = [row for row in rows if row["arm"] in SILENT]
+    silent = sum(not row["named"] for row in quiet)
+    return [
+        "### After trainings that exploit it",
+        "",
+        f"A toy was trained on five rewards with a known hack, {result['steps']} steps each. The report named nothing",
+        f"in {silent} of {len(quiet)} trainings with the exact, a random or a shuffled reward.",
+        "",
+        *table(["hack", "feature", "named first", "named", "held-out right, seeds"], lines),
+        "",
+        *[f"Exact and {kind}, held-out: {says}" for kind, says in result["placebos"].items()],
+        "",
+        *csv_next_to_page("hacked_rewards.csv"),
+        "",
+    ]
+
+
+def provenance() -> list[tuple[str, str, str]]:
+    """Say what made the table."""
+    by = "`python -m benchmarks.hacked_rewards --out data/measured/hacked_rewards.json`"
+    return [("hacked rewards", by, made_with(measured("hacked_rewards")))]
+
+
 def main() -> None:
-    options = parser(__doc__, model="toy", seeds=5, healthy=10, steps=24, trainings=Path("build/hacked_rewards"))
+    options = parser(
+        __doc__, model="toy", first=0, seeds=5, healthy=10, steps=24, trainings=Path("build/hacked_rewards")
+    )
     options.add_argument("--summary", action="store_true", help="train nothing")
     asked = options.parse_args()
     folder = asked.trainings / asked.model
@@ -128,14 +197,14 @@ def main() -> None:
         use_one_thread()
         arms = toy_arms(folder, asked.steps) if asked.model == "toy" else smollm2_arms(asked.steps)
         first = [name for name in arms if name not in ("placebo shuffled", "placebo format")]
-        train_arms({name: arms[name] for name in first}, out_dir=folder / "arms", seeds=range(asked.seeds))
-        train_arms(arms, out_dir=folder / "arms", seeds=range(asked.seeds))
+        train_arms({name: arms[name] for name in first}, out_dir=folder / "arms", seeds=range(asked.first, asked.seeds))
+        train_arms(arms, out_dir=folder / "arms", seeds=range(asked.first, asked.seeds))
         if asked.model == "toy":
             again = {name: arm for name, arm in arms.items() if name in SILENT[:2]}
             train_arms(again, out_dir=folder / "arms", seeds=range(asked.seeds, asked.healthy))
     rows = rows_of(folder / "arms", asked.model)
     verdicts = {kind: str(report) for kind in PLACEBOS if (report := against(rows, kind)) is not None}
-    publish({"model": asked.model, "steps": asked.steps, "rows": rows, "placebos": verdicts}, asked.out)
+    publish({"model": asked.model, "steps": asked.steps, "runs": rows, "placebos": verdicts}, asked.out)
 
 
 if __name__ == "__main__":

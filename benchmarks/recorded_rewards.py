@@ -74,7 +74,7 @@ def runs_csv() -> str:
     """Make docs/evidence/recorded_rewards.csv: a row for each recorded training."""
     head = ["recorded training", "groups that differ", "right answers explain", "the report says", "read by hand"]
     lines = []
-    for row in measured("recorded_rewards")["rows"]:
+    for row in measured("recorded_rewards")["runs"]:
         place = f"https://github.com/{row['repository']}/tree/{COMMITS[row['repository']]}/{row['path']}"
         name = Path(row["path"]).stem if row["path"].endswith("jsonl") else row["repository"].split("/")[1]
         explained = "" if row["answers"] is None else f"{row['answers']:.2f}"
@@ -85,7 +85,7 @@ def runs_csv() -> str:
 
 def page() -> list[str]:
     """Make the part of docs/evidence/false_alarms.md."""
-    rows = measured("recorded_rewards")["rows"]
+    rows = measured("recorded_rewards")["runs"]
     right = sum(row["right"].startswith("right") for row in rows)
     return [
         "### Trainings that others recorded",
@@ -112,7 +112,7 @@ def main() -> None:
         table = completions_of(clone, COMMITS[repository], path)
         rows.append(row_of(repository, path, reward_report(table, answers=answers_of(table)), right))
         print(path, rows[-1]["headline"], flush=True)
-    publish({"rows": rows}, asked.out, quietly=True)
+    publish({"runs": rows}, asked.out, quietly=True)
 
 
 if __name__ == "__main__":
