@@ -24,7 +24,6 @@ from tools.record import (
     parser,
     publish,
     run_main,
-    table,
     use_one_thread,
 )
 from workbench.experiments.arms import Arm, train_arms
@@ -156,23 +155,19 @@ def page() -> list[str]:
     """Make the part of docs/evidence/false_alarms.md."""
     result = measured("hacked_rewards")
     rows = result["runs"]
-    lines = []
-    for hack, (_, feature) in toy.HACKS.items():
-        of = [row for row in rows if row["arm"] == hack]
-        first, among = sum(row["right"] for row in of), sum(row["among"] for row in of)
-        ends = ", ".join(f"{row['right after']:.0%}" for row in of)
-        held_out = f"{of[0]['right before']:.0%} to {ends}"
-        lines.append([hack, feature, f"{first} of {len(of)}", f"{among} of {len(of)}", held_out])
+    hacked = [row for row in rows if row["arm"] in toy.HACKS]
+    judged = [row for row in hacked if row["verdict"] != "cannot tell"]
+    first = sum(row["right"] for row in judged)
+    untold = len(hacked) - len(judged)
     quiet = [row for row in rows if row["arm"] in SILENT]
     silent = sum(not row["named"] for row in quiet)
+    words = " or ".join(arm.replace("placebo", "a") for arm in SILENT if any(row["arm"] == arm for row in rows))
     return [
         "### After trainings that exploit it",
         "",
-        f"A toy was trained on five rewards with a known hack, {result['steps']} steps each. The report named nothing",
-        f"in {silent} of {len(quiet)} trainings with the exact, a random or a shuffled reward.",
-        "",
-        *table(["hack", "feature", "named first", "named", "held-out right, seeds"], lines),
-        "",
+        f"A toy was trained on five rewards with a known hack, {result['steps']} steps each. The report named the hack first",
+        f"in {first} of {len(judged)} trainings; in {untold} it could not tell.",
+        f"It named nothing in {silent} of {len(quiet)} with the {words} reward.",
         *[f"Exact and {kind}, held-out: {says}" for kind, says in result["placebos"].items()],
         "",
         *csv_next_to_page("hacked_rewards.csv"),

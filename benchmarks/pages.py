@@ -19,6 +19,7 @@ from benchmarks import (
     false_alarms,
     frameworks,
     gpu,
+    hacked_rewards,
     pads_in_the_loss,
     public_logs,
     recorded_rewards,
@@ -39,12 +40,14 @@ PAGES: dict[str, Callable[[], Iterable[str]]] = {
         *false_alarms.page(),
         *rule_rates.page(),
         *reward_report.page(),
+        *hacked_rewards.page(),
         *recorded_rewards.page(),
         *made_section(
             [
                 *false_alarms.provenance(),
                 *rule_rates.provenance(),
                 *reward_report.provenance(),
+                *hacked_rewards.provenance(),
                 *recorded_rewards.provenance(),
             ]
         ),
@@ -73,6 +76,7 @@ CSVS: dict[str, Callable[[], str]] = {
     "gemma_stops.csv": evidence.gemma_stops_csv,
     "gpu.csv": gpu.settings_csv,
     "named_faults.csv": check_step_grid.named_csv,
+    "hacked_rewards.csv": hacked_rewards.trainings_csv,
     "planted_faults.csv": check_step_grid.faults_csv,
     "public_logs.csv": public_logs.logs_csv,
     "recorded_rewards.csv": recorded_rewards.runs_csv,

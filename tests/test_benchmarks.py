@@ -8,7 +8,7 @@ import subprocess
 import pandas as pd
 import pytest
 
-from benchmarks import divisor, dose, evidence, real, recorded_rewards, trl_tests
+from benchmarks import divisor, dose, evidence, hacked_rewards, real, recorded_rewards, trl_tests
 from tools import record
 from workbench.curves.documented import load_baseline
 from workbench.errors import RunError
@@ -191,3 +191,30 @@ def test_a_commit_that_a_clone_lacks_is_an_error(tmp_path):
     subprocess.run(["git", "init", "-q", str(tmp_path)], check=True)
     with pytest.raises(RunError, match="expected a clone with this commit"):
         recorded_rewards.stored_file(tmp_path, "0" * 40, "results.jsonl")
+
+
+def test_a_placebo_is_compared_on_the_seeds_that_both_have():
+    ends = {"exact": {0: 0.9, 1: 1.0, 2: 0.8}, "placebo random": {1: 0.2, 2: 0.2}}
+    rows = [
+        {"arm": arm, "seed": seed, "right before": 0.0, "right after": end}
+        for arm, seeds in ends.items()
+        for seed, end in seeds.items()
+    ]
+    report = hacked_rewards.against(rows, "random")
+    assert report.beyond.n == 2 and round(report.beyond.estimate, 6) == 0.7
+    assert hacked_rewards.against(rows, "format") is None
+
+
+def test_the_page_counts_trainings_that_cannot_be_judged_apart(monkeypatch):
+    rows = []
+    for hack in hacked_rewards.toy.HACKS:
+        for seed in range(2):
+            row = {"arm": hack, "seed": seed, "named": "length", "right": True, "verdict": "pays for length"}
+            rows.append(row | {"right before": 0.0, "right after": 0.1})
+    rows[0] |= {"verdict": "cannot tell", "named": "", "right": False}
+    rows.append(rows[0] | {"arm": "exact", "right after": 1.0})
+    result = {"steps": 24, "runs": rows, "placebos": {}}
+    monkeypatch.setattr(hacked_rewards, "measured", lambda name: result)
+    text = " ".join(hacked_rewards.page())
+    assert "in 9 of 9 trainings; in 1 it could not tell" in text
+    assert "nothing in 1 of 1 with the exact reward" in text

@@ -30,6 +30,7 @@ SMALL = {
     "08_who_moved_the_ratio": ("steps=4 seeds=1 tokens=32", ()),
     "09_is_the_sampler_the_policy": ("steps=4 seeds=1", ()),
     "10_do_the_weights_move": ("steps=3 seeds=1", ()),
+    "11_what_does_your_reward_reward": ("steps=3 seeds=1", ()),
 }
 # Notebook -> what it cannot run without.
 PARTS = {"02": ["vllm"], "04": ["vllm"], "08": ["vllm"], "09": ["vllm", "peft"], "10": ["peft"]}

@@ -7,6 +7,7 @@ more habits: its most likely call is wrong, and it also writes several calls, re
 import os
 import random
 import re
+import shutil
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -117,6 +118,7 @@ def warm_start(folder: Path, *, steps: int = 300) -> Path:
     trainer.save_model(str(scratch / "policy"))
     tokenizer.save_pretrained(scratch / "policy")
     os.replace(scratch / "policy", folder)  # the folder gets its name when it is complete
+    shutil.rmtree(scratch)
     return folder
 
 
