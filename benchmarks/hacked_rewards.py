@@ -43,6 +43,7 @@ EXACT = "exact"
 PLACEBOS = ("random", "shuffled", "format")
 SILENT = (EXACT, "placebo random", "placebo shuffled")  # arms of which the report should name nothing
 EXPECTED = {name: feature for name, (_, feature) in toy.HACKS.items()} | {"placebo format": "closed tags"}
+LEAST_SEEDS = 3  # of a comparison: two that come out equal have an interval without width
 ENDS = 5  # steps at the start and at the end of a training, whose mean is reported
 LIMIT = {"toy": 24, "smollm2": 24}  # tokens of a completion
 ASKED = 44  # held-out sums
@@ -117,11 +118,11 @@ def rows_of(trainings: Path, model: str) -> list[dict[str, Any]]:
 
 
 def against(rows: list[dict], kind: str) -> PlaceboReport | None:
-    """The exact reward against one of its placebos, on the seeds that both have; None where there are none."""
+    """The exact reward against one of its placebos, on the seeds that both have; None where these are too few."""
     ends = {arm: {row["seed"]: row for row in rows if row["arm"] == arm} for arm in (EXACT, f"placebo {kind}")}
     real, control = ends.values()
     seeds = sorted(real.keys() & control.keys())
-    if not seeds:
+    if len(seeds) < LEAST_SEEDS:
         return None
     untrained = real[seeds[0]]["right before"]
     after = [[of[seed]["right after"] for seed in seeds] for of in (real, control)]

@@ -194,14 +194,15 @@ def test_a_commit_that_a_clone_lacks_is_an_error(tmp_path):
 
 
 def test_a_placebo_is_compared_on_the_seeds_that_both_have():
-    ends = {"exact": {0: 0.9, 1: 1.0, 2: 0.8}, "placebo random": {1: 0.2, 2: 0.2}}
+    random = {1: 0.2, 2: 0.2, 3: 0.2, 4: 0.2}
+    ends = {"exact": {0: 0.9, 1: 1.0, 2: 0.8, 3: 0.9}, "placebo random": random, "placebo format": {0: 0.1, 1: 0.1}}
     rows = [
         {"arm": arm, "seed": seed, "right before": 0.0, "right after": end}
         for arm, seeds in ends.items()
         for seed, end in seeds.items()
     ]
     report = hacked_rewards.against(rows, "random")
-    assert report.beyond.n == 2 and round(report.beyond.estimate, 6) == 0.7
+    assert report.beyond.n == 3 and round(report.beyond.estimate, 6) == 0.7
     assert hacked_rewards.against(rows, "format") is None
 
 
