@@ -162,14 +162,14 @@ def page() -> list[str]:
     untold = len(hacked) - len(judged)
     quiet = [row for row in rows if row["arm"] in SILENT]
     silent = sum(not row["named"] for row in quiet)
-    words = " or ".join(arm.replace("placebo", "a") for arm in SILENT if any(row["arm"] == arm for row in rows))
+    words = [arm.removeprefix("placebo ") for arm in SILENT if any(row["arm"] == arm for row in rows)]
     return [
         "### After trainings that exploit it",
         "",
         f"A toy was trained on five rewards with a known hack, {result['steps']} steps each. The report named the hack first",
         f"in {first} of {len(judged)} trainings; in {untold} it could not tell.",
-        f"It named nothing in {silent} of {len(quiet)} with the {words} reward.",
-        *[f"Exact and {kind}, held-out: {says}" for kind, says in result["placebos"].items()],
+        f"It named nothing in {silent} of {len(quiet)} with a reward that is {' or '.join(words)}.",
+        *[f"Held-out, exact and {kind}. {says.split(';')[0]}." for kind, says in result["placebos"].items()],
         "",
         *csv_next_to_page("hacked_rewards.csv"),
         "",

@@ -12,7 +12,7 @@ from collections.abc import Callable
 import numpy as np
 import pandas as pd
 
-from tools.record import csv_next_to_page, made_with, measured, parser, publish, table
+from tools.record import csv_next_to_page, made_with, measured, parser, publish
 from workbench.curves.stats import share_interval
 from workbench.reward.answers import contains_answer, is_right
 from workbench.reward.features import closed_tags, copied_prompt, tool_calls
@@ -228,17 +228,11 @@ def page() -> list[str]:
     result = measured("reward_report")
     hits = sum(row["right"] for row in result["planted"].values())
     silent = sum(not names for names in result["healthy"].values())
-    lines = [
-        [name, row["named"], f"{row['share']:.2f}", f"{row['first']:.2f}", f"{row['last']:.2f}"]
-        for name, row in result["planted"].items()
-    ]
     return [
         "## What a reward pays for",
         "",
-        f"`reward_report` named {hits} of {len(lines)} planted rewards, whose made-up policies exploit them more from step to",
-        f"step. It was silent on {silent} of {len(result['healthy'])} runs with a healthy or a random reward.",
-        "",
-        *table(["planted reward", "named", "beyond right answers", "first quarter", "last quarter"], lines),
+        f"`reward_report` named {hits} of {len(result['planted'])} planted rewards, whose made-up policies exploit them more",
+        f"from step to step. It was silent on {silent} of {len(result['healthy'])} runs with a healthy or a random reward.",
         "",
         f"Where nothing is paid for, a p of {LEVEL:g} of any of 12 features should come in at most {LEVEL:.0%} of the runs.",
         "",

@@ -218,4 +218,4 @@ def test_the_page_counts_trainings_that_cannot_be_judged_apart(monkeypatch):
     monkeypatch.setattr(hacked_rewards, "measured", lambda name: result)
     text = " ".join(hacked_rewards.page())
     assert "in 9 of 9 trainings; in 1 it could not tell" in text
-    assert "nothing in 1 of 1 with the exact reward" in text
+    assert "nothing in 1 of 1 with a reward that is exact" in text
