@@ -28,6 +28,7 @@ def environment(seed: int | None = None) -> dict:
         "cpu": _cpu_name(),
         "cores": os.cpu_count(),
         "gpus": _output(["nvidia-smi", "--query-gpu=name", "--format=csv,noheader"]).splitlines(),
+        "cuda_visible_devices": os.environ.get("CUDA_VISIBLE_DEVICES"),
         "packages": package_versions(),
         "git_commit": _git_commit(),
         "seed": seed,
@@ -47,7 +48,8 @@ def package_versions() -> dict[str, str]:
 
 def hardware() -> dict:
     """`environment` without the host's name and the call: what a published measurement keeps of it."""
-    return {name: value for name, value in environment().items() if name not in ("host", "argv", "seed")}
+    of_one_call = ("host", "argv", "seed", "cuda_visible_devices")
+    return {name: value for name, value in environment().items() if name not in of_one_call}
 
 
 def _cpu_name() -> str:

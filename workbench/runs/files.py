@@ -234,6 +234,8 @@ def problem_of(name: str, value) -> str:
     job = value.get("owner", {}).get("job") if name == "status.json" else None
     if job and not re.fullmatch(r"\d+(_\d+)?", job):  # it is handed to Slurm's commands
         return f"owner.job={job!r}: expected a Slurm job, such as 12 or 12_3"
+    if name == "status.json" and not isinstance(value.get("gpus", ""), str):
+        return f"gpus={value['gpus']!r}: expected a text, as in CUDA_VISIBLE_DEVICES"
     if name == "audit.json":
         return _problem_of_audit(value)
     return _problem_of_result(value) if name == "result.json" else ""

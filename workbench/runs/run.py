@@ -157,12 +157,17 @@ def recorded_status(path: Path) -> dict:
 
 
 def set_status(
-    path: Path, state: str, error: str | None = None, owner: Mapping | None = None, when: float | None = None
+    path: Path,
+    state: str,
+    error: str | None = None,
+    owner: Mapping | None = None,
+    when: float | None = None,
+    gpus: str | None = None,
 ) -> dict:
     """Write `status.json` with the time of each state so far, and for how long the run ran in all executions.
 
     `owner` executes the run: default this process, and the Slurm job it is when that was submitted for the run. `when` is in
-    seconds since 1970, None for now.
+    seconds since 1970, None for now. `gpus`: those of this execution, as in `CUDA_VISIBLE_DEVICES`; its end keeps them.
     """
     if state not in STATES:
         raise ParameterError(f"state={state!r}: expected one of {', '.join(STATES)}")
@@ -179,6 +184,10 @@ def set_status(
         ran += max(0.0, when - times["running"])
     status = {"state": state, "error": error and hide_tokens(error), "owner": owner, "times": times | {state: when}}
     status["ran_s"] = round(ran, 3)
+    if state not in GOING:
+        gpus = gpus or before.get("gpus")
+    if gpus:
+        status["gpus"] = gpus
     write_json(path / "status.json", status)
     return status
 
@@ -350,9 +359,9 @@ def _leave_open_run(notebook: str) -> None:
         lock.let_go(path)
 
 
-def record_execution(run: Run, notebook: Mapping) -> None:
-    """Write down that a runner executes a run now: with which notebook, and where."""
-    env = environment(run.params.get("seed"))
+def record_execution(run: Run, notebook: Mapping, gpus: str | None = None) -> None:
+    """Write down that a runner executes a run now: with which notebook, where, and on which GPUs."""
+    env = environment(run.params.get("seed")) | {"cuda_visible_devices": gpus}
     write_json(run.path / "env.json", env)
     with append_plain(run.path / "executions.jsonl") as file:
         append_rows(file, [{"time": time.time(), "notebook": notebook, "environment": env}])

@@ -87,6 +87,8 @@ class RunSummary:
             owner, error = self.status["owner"], self.status["error"]
             where = f"job {owner['job']}" if owner.get("job") else f"on {owner.get('host')}, process {owner.get('pid')}"
             parts = [self.status["state"] + (f" ({error})" if error else ""), steps_of(self.run), where]
+        if gpus := self.status.get("gpus"):
+            parts.append(f"GPU {gpus}")
         took = [] if self.seconds is None else [f"{self.seconds:.0f} s"]
         audit = [] if self.going else [self.findings.line]
         return f"{title(self.run)}: " + one_line("; ".join([", ".join([*filter(None, parts), *took]), *audit]))
@@ -95,7 +97,7 @@ class RunSummary:
     def row(self) -> dict:
         """The same as a JSON object, for scripts."""
         row: dict = {"run": str(self.run.path), "notebook": self.run.notebook, "id": self.run.id}
-        row |= {key: self.status.get(key) for key in ("state", "error", "times", "owner")}
+        row |= {key: self.status.get(key) for key in ("state", "error", "times", "owner", "gpus")}
         progress = (self.going and steps_of(self.run)) or None
         row |= {"progress": progress, "headline": self.result.get("headline"), "failed_checks": self.failed}
         return row | {"audit": self.findings.row, "params": self.run.params, "result": self.result}

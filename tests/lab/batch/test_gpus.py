@@ -5,13 +5,16 @@ import subprocess
 import time
 
 import pytest
-from conftest import write_notebook
+from conftest import write_notebook, write_run
 
 from workbench.errors import ParameterError, RunError
 from workbench.lab.batch import gpus
 from workbench.lab.batch.execute import execute_run
-from workbench.lab.batch.gpus import check_gpus, describe_gpus, hold, visible_gpus
+from workbench.lab.batch.gpus import LeftOut, check_gpus, describe_gpus, hold, visible_gpus
 from workbench.lab.batch.plan import plan_run
+from workbench.lab.reports.index import build_index
+from workbench.runs.run import list_runs, set_status
+from workbench.runs.summary import RunSummary
 
 
 @pytest.fixture(autouse=True)
@@ -188,3 +191,73 @@ def test_gpus_are_not_handed_out_without_locks(monkeypatch):
     monkeypatch.setattr(gpus, "try_lock", lambda number: None)
     with pytest.raises(ParameterError, match="its file system has no locks; set WORKBENCH_CACHE"), hold(1, print):
         pass
+
+
+# --- a GPU that is broken --------------------------------------------------------------------------------------------
+
+ON_A_STUB = "import os\nassert os.environ['CUDA_VISIBLE_DEVICES'] != '1', 'this GPU is broken'"
+
+
+@pytest.mark.slow
+def test_one_broken_gpu_of_three_fails_no_run_of_twelve(here, monkeypatch, tmp_path):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1,2")
+    path = write_notebook(tmp_path / "on_a_stub.ipynb", ON_A_STUB)
+    arguments = ["-p", "seed=0..11", "--jobs", "3", "--runs-dir", tmp_path / "runs", "--out", tmp_path / "reports"]
+    done = here("sweep", path, *arguments)
+    assert done.returncode == 0, done.stderr
+    runs = list_runs(tmp_path / "runs")
+    assert [run.status["state"] for run in runs] == ["done"] * 12
+    assert {run.status["gpus"] for run in runs} == {"0", "2"}
+    tried = [[each["environment"]["cuda_visible_devices"] for each in run.executions] for run in runs]
+    twice = [gpus for gpus in tried if len(gpus) > 1]  # those that had begun before the first failure was seen
+    assert {first for first, _ in twice} == {"1"}
+    assert done.stderr.count("failed on GPU 1 before its first training step") == len(twice)
+
+
+FAILED = {"state": "failed", "error": "broken", "gpus": "7"}
+
+
+def test_a_gpu_is_left_out_unless_the_run_fails_elsewhere_too():
+    left_out = LeftOut(None)
+    assert "failed on GPU 7 before its first training step (broken)" in left_out.retries("a", FAILED, trained=False)
+    assert left_out.environ()["CUDA_VISIBLE_DEVICES"] == "8"
+    assert left_out.retries("a", {"state": "done", "gpus": "8"}, trained=False) == ""
+    assert left_out.names == {"7"}
+    assert left_out.retries("b", FAILED | {"gpus": "8"}, trained=False) == ""  # there is no other
+    assert left_out.names == {"7"}
+
+
+def test_a_run_that_fails_on_two_gpus_leaves_both_to_others():
+    left_out = LeftOut(None)
+    assert left_out.retries("a", FAILED, trained=False)
+    assert left_out.retries("a", FAILED | {"gpus": "8"}, trained=False) == ""
+    assert left_out.names == set()
+    assert left_out.environ()["CUDA_VISIBLE_DEVICES"] == "7,8"
+
+
+@pytest.mark.parametrize(
+    ("status", "trained", "count"),
+    [
+        (FAILED, True, None),
+        (FAILED | {"state": "interrupted"}, False, None),
+        (FAILED | {"gpus": "7,8"}, False, 2),
+        ({"state": "failed", "error": "broken"}, False, None),
+    ],
+)
+def test_no_run_is_tried_again_where_no_gpu_is_suspected(status, trained, count):
+    left_out = LeftOut(count)
+    assert left_out.retries("a", status, trained) == ""
+    assert left_out.names == set()
+
+
+def test_status_and_pages_name_the_gpu_of_a_run(tmp_path):
+    run = write_run(tmp_path / "runs", "20261126-120000", executed=__file__)
+    without = build_index([run], tmp_path / "reports").read_text()
+    set_status(run.path, "running", gpus="GPU-1a")
+    set_status(run.path, "failed", "broken")
+    assert "failed: broken, GPU GPU-1a, " in RunSummary.of(run).line
+    assert RunSummary.of(run).row["gpus"] == "GPU-1a"
+    assert "<th>GPU</th>" in build_index([run], tmp_path / "reports").read_text()
+    assert "<th>GPU</th>" not in without
+    set_status(run.path, "queued")
+    assert "gpus" not in run.status

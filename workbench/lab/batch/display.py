@@ -11,7 +11,7 @@ from ...runs.files import append_plain
 from ...runs.run import Run
 from ...runs.secrets import stream_hider
 from ...runs.summary import RunSummary, latest_progress, steps_of, unreadable
-from ...runs.text import printable
+from ...runs.text import one_line, printable
 
 
 class Display:
@@ -106,5 +106,8 @@ class SweepProgress:
             line = f"{entry.name}: {entry.problem or RunSummary.of(entry.run).outcome_and_audit}"
         except Exception as error:  # whatever is odd in one run, the others go on
             line = unreadable(entry.run, error)
+        self.say(f"[{self._ended}/{len(self._entries)}] {line}")
+
+    def say(self, line: str) -> None:
         with contextlib.suppress(OSError):  # the reader left, as `| head` does; the other runs go on
-            tqdm.write(f"[{self._ended}/{len(self._entries)}] {line}", file=sys.stderr)
+            tqdm.write(one_line(line), file=sys.stderr)

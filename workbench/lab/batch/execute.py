@@ -84,8 +84,9 @@ def execute_run(
                     about["code"] = digest_of(code) if code else code_of(source, cwd)
                     for name in ("result.json", AUDIT):
                         (run.path / name).unlink(missing_ok=True)
-                    record_execution(run, about)
-                    set_status(run.path, "running")
+                    on_gpus = devices.get("CUDA_VISIBLE_DEVICES", os.environ.get("CUDA_VISIBLE_DEVICES"))
+                    record_execution(run, about, on_gpus)
+                    set_status(run.path, "running", gpus=on_gpus)
                     display.starting()
                     env = kernel_environment(params.get("seed")) | {lock.VARIABLE: str(number)}
                     start = {"env": env | devices, "cwd": cwd, "pass_fds": (number,)}

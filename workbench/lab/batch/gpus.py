@@ -1,11 +1,12 @@
 """Which GPUs a run gets: named in `CUDA_VISIBLE_DEVICES`, held by locks of this machine, so that no two runs share one."""
 
 import contextlib
+import dataclasses
 import os
 import socket
 import subprocess
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 from ...errors import ParameterError, RunError
@@ -133,3 +134,47 @@ def hold(count: int | None, waiting: Callable[[str], None]) -> Iterator[dict[str
             waiting(f"waits for {count} of the GPUs {', '.join(names)}: too many are taken by other runs")
             waits = True
         time.sleep(1)
+
+
+@dataclasses.dataclass
+class LeftOut:
+    """The GPUs that a sweep leaves out, `count` for each run: a broken one would fail run after run within seconds.
+
+    A run that fails before its first training step is tried once more, on other GPUs, and the ones where it failed get no
+    further run. If it fails before its first step there too, the fault is the run's, and the first ones get runs again.
+    """
+
+    count: int | None
+    names: set[str] = dataclasses.field(default_factory=set)
+    _suspected_by: dict[str, str] = dataclasses.field(default_factory=dict)  # run -> GPUs where it failed
+
+    def environ(self) -> dict[str, str]:
+        """This process's environment, in which a run that starts now sees no GPU that is left out."""
+        if not self.names:
+            return dict(os.environ)
+        return os.environ | {"CUDA_VISIBLE_DEVICES": ",".join(self._others())}
+
+    def retries(self, run: str, status: Mapping, trained: bool) -> str:
+        """What to say of a run that has ended and is to be tried on other GPUs; empty where it is not.
+
+        `trained`: whether a step of a training ended in this execution.
+        """
+        gpus = status.get("gpus", "")
+        early = status["state"] == "failed" and bool(gpus) and not trained
+        if before := self._suspected_by.pop(run, ""):
+            if early:
+                self.names -= set(before.split(","))
+            return ""
+        if not early or HANDED_OUT in os.environ:
+            return ""
+        if len(set(self._others()) - set(gpus.split(","))) < (self.count or 1):
+            return ""
+        self.names |= set(gpus.split(","))
+        self._suspected_by[run] = gpus
+        return (
+            f"failed on GPU {gpus} before its first training step ({status['error']}); tried again on another one. Unless it "
+            f"fails there too, GPU {gpus} gets no further run of this sweep"
+        )
+
+    def _others(self) -> list[str]:
+        return [name for name in visible_gpus() if name not in self.names]

@@ -5,6 +5,7 @@ import dataclasses
 import itertools
 import multiprocessing
 import os
+import signal
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -16,14 +17,14 @@ from ...errors import MissingDependencyError, ParameterError, RunError
 from ...runs import lock
 from ...runs.run import GOING, Run, load_run, runs_root, set_status
 from ...runs.stop_request import interruptible
-from ...runs.summary import RunSummary
+from ...runs.summary import RunSummary, latest_progress
 from ...runs.summary import tally as tally_of
 from ...runs.text import one_line
 from .. import need_lab
 from ..reports import build_report
 from . import slurm, slurm_state
 from .display import SweepProgress
-from .gpus import check_gpus
+from .gpus import LeftOut, check_gpus
 from .plan import Entry, claim
 
 _POLL_S = 3.0
@@ -45,7 +46,7 @@ def check_here(jobs: int | None, gpus: int | None) -> None:
 def execute_here(entries: Sequence[Entry], *, jobs: int | None = None, gpus: int | None = None) -> None:
     """Execute what a plan has to run and build the report of each run. A failed run stops no other."""
     check_here(jobs, gpus)
-    context = _fork_server()
+    context, left_out = _fork_server(), LeftOut(gpus)
     waiting = [e for e in entries if e.to_run]
     active: list[tuple[Entry, multiprocessing.Process]] = []
     with interruptible(), SweepProgress(entries) as progress:
@@ -53,14 +54,16 @@ def execute_here(entries: Sequence[Entry], *, jobs: int | None = None, gpus: int
             while waiting or active:
                 while waiting and len(active) < (jobs or 1):
                     entry = waiting.pop(0)
-                    if process := _start(context, entry, gpus):
-                        active.append((entry, process))
-                    else:
+                    if not _start(context, entry, gpus, left_out.environ(), active):
                         progress.finished(entry)
                 time.sleep(0.1)
                 for entry, process in [pair for pair in active if not pair[1].is_alive()]:
                     active.remove((entry, process))
-                    progress.finished(entry)
+                    if says := _retries(entry, left_out):
+                        progress.say(f"{entry.name}: {says}")
+                        waiting.insert(0, entry)
+                    else:
+                        progress.finished(entry)
                 progress.show([entry for entry, _ in active])
         finally:
             for _, process in active:
@@ -85,23 +88,44 @@ def _fork_server():
     return context
 
 
-def _start(context, entry: Entry, gpus: int | None):
-    """The process of a run; None where it cannot be started, or another process has run it since the batch was planned."""
+def _start(context, entry: Entry, gpus: int | None, environ: Mapping[str, str], active: list) -> bool:
+    """Start the process of a run and put it into `active`; False where another process has run it since, or it cannot start."""
     try:
         if not (claimed := claim([entry])):
-            return None
+            return False
         (run,) = claimed
         handed_on = _OpenFile(lock.open_lock(run.path))
-        arguments = (str(run.path), str(entry.notebook), gpus, handed_on, dict(os.environ), dict(entry.how))
+        arguments = (str(run.path), str(entry.notebook), gpus, handed_on, dict(environ), dict(entry.how))
         process = context.Process(target=_in_own_session, args=arguments)
-        process.start()
+        with _signals_wait():  # one in between would leave a process that nobody ends
+            process.start()
+            active.append((entry, process))
         lock.let_go(run.path)
-        return process
+        return True
     except Exception as error:  # whatever keeps one run from its start, the others go on
         entry.problem = f"not started: {error}"
         if entry.run:
             lock.let_go(entry.run.path)
-    return None
+    return False
+
+
+@contextlib.contextmanager
+def _signals_wait() -> Iterator[None]:
+    """Ctrl-C, SIGTERM and SIGHUP of this thread wait for the end of the block."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGTERM, signal.SIGHUP})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def _retries(entry: Entry, left_out: LeftOut) -> str:
+    """Why a run that has ended is tried again on another GPU; empty where it is not."""
+    try:
+        trained = (latest_progress(entry.run) or {"step": 0})["step"] > 0
+        return left_out.retries(str(entry.run.path), entry.run.status, trained)
+    except (RunError, OSError):  # its last line says what is wrong with its files
+        return ""
 
 
 def _received(handed_on) -> int:

@@ -153,6 +153,9 @@ def _index_rows(
             with contextlib.suppress(OSError):
                 (folder / link).unlink(missing_ok=True)
         rows.append(row | {"link": "" if problem else _link(link), "error": hide(problem)[:300] or row["error"]})
+    if not any(row["cells"].get("GPU", {}).get("text") for row in rows):
+        for row in rows:
+            row["cells"].pop("GPU", None)
     return rows
 
 
@@ -209,6 +212,7 @@ def _index_row(run: Run, only: Sequence[str], hide: Callable[[str], str]) -> dic
             "num",
             label="took",
         ),
+        "GPU": _cell(str(status.get("gpus", ""))[:100], kind="word", label="GPU"),
         "parameters": _cell(", ".join(f"{k}={facts.quoted(v)}" for k, v in shown.items())[:1000], kind="params"),
     }
     if counts:
