@@ -214,6 +214,26 @@ def test_notebook_of_another_language_is_refused(capsys, tmp_path, name):
     assert code == 2 and f"the kernel {name} is of R; only Python notebooks run here" in err
 
 
+def test_a_kernel_without_a_language_is_refused_unless_it_is_python(capsys, tmp_path):
+    path = write_notebook(tmp_path / "mine.ipynb")
+    text = path.read_text().replace(', "language": "python"', "")
+    assert text != path.read_text()
+    for name, code in [("julia-1.9", 2), ("myenv", 2), ("python3", 0)]:
+        path.write_text(text.replace('"python3"', f'"{name}"'))
+        got, _, err = call(capsys, "run", path, "--dry-run", "--runs-dir", tmp_path / "runs")
+        assert got == code
+        assert code == 0 or f"its kernel is {name}, of which the file does not say the language" in err
+
+
+def test_a_parameters_file_that_unfolds_without_end_is_refused(capsys, tmp_path):
+    path = write_notebook(tmp_path / "mine.ipynb")
+    lines = ["a0: &a0 [x, x, x, x, x, x, x, x, x, x]"]
+    lines += [f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 10)}]" for n in range(1, 9)]
+    (tmp_path / "p.yaml").write_text("\n".join(lines))
+    code, _, err = call(capsys, "run", path, "-f", tmp_path / "p.yaml", "--runs-dir", tmp_path / "runs")
+    assert code == 2 and "its aliases stand for more than 1,000,000 values" in err
+
+
 # Another user, who has a number that no file knows, and reads what root may read: Python may lie in root's home.
 NOBODY = ["setpriv", "--reuid=54321", "--clear-groups"]
 NOBODY += [f"--{caps}-caps=+dac_override,+dac_read_search" for caps in ("inh", "ambient")]

@@ -13,7 +13,7 @@ from pathlib import Path
 from . import __version__
 from .conform.names import NAMES
 from .errors import ParameterError, WorkbenchError
-from .runs.files import jsonable
+from .runs.files import jsonable, parse_yaml
 from .runs.parameters import notebook_parameters, parse_assignments
 from .runs.run import Run, check_readable, list_runs, load_run, runs_root, what_is_unknown
 from .runs.secrets import hide_tokens
@@ -325,14 +325,12 @@ def _of_files(args) -> dict:
     """Read the parameters of all `-f FILE`; a later file wins."""
     if not args.parameters_file:
         return {}
-    import yaml
-
     found: dict = {}
     for path in args.parameters_file:
         try:
-            values = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
+            values = parse_yaml(Path(path).read_text(encoding="utf-8"))
             json.dumps(values)
-        except (OSError, yaml.YAMLError, TypeError) as error:
+        except (OSError, ValueError, TypeError) as error:
             raise ParameterError(f"-f {path}: expected YAML with values that a parameter can have ({error})") from None
         if not isinstance(values, dict):
             raise ParameterError(f"-f {path}: expected a mapping, NAME: VALUE")

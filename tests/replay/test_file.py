@@ -17,6 +17,7 @@ from workbench.cli import main
 from workbench.errors import ParameterError, RunError
 from workbench.experiments.recipes import make_recipe
 from workbench.experiments.train import train
+from workbench.replay import file as file_module
 from workbench.replay.file import load_step, replay_step
 from workbench.training.grpo import GRPOTrainer
 from workbench.training.recording import StepRecorder, is_due
@@ -113,11 +114,28 @@ def test_a_damaged_or_another_file_is_refused(run, tmp_path):
         ("cut", whole[: len(whole) // 2], "or is damaged"),
         ("text", b"{}", "or is damaged"),
         ("other", gzip.compress(b'{"format": 1}'), "or is damaged"),
+        ("deep", gzip.compress(b"[" * 200_000), "or is damaged"),
         ("newer", gzip.compress(json.dumps(content | {"format": 99}).encode()), "a newer workbench wrote it"),
     ]:
         (tmp_path / name).write_bytes(data)
         with pytest.raises(RunError, match=said):
             load_step(tmp_path / name)
+
+
+def test_of_a_file_that_unpacks_to_more_than_a_step_has_no_more_is_read(tmp_path, monkeypatch):
+    (tmp_path / "bomb").write_bytes(gzip.compress(b" " * 100_000))
+    asked = []
+
+    class Counted(gzip.GzipFile):
+        def read(self, size=-1):
+            asked.append(size)
+            return super().read(size)
+
+    monkeypatch.setattr(file_module, "_LARGEST", 1000)
+    monkeypatch.setattr(gzip, "open", lambda file: Counted(fileobj=file))
+    with pytest.raises(RunError, match="larger than 0 MB unpacked"):
+        load_step(tmp_path / "bomb")
+    assert asked == [1001]
 
 
 def test_replay_prints_the_stages_of_a_step(run, capsys):

@@ -116,8 +116,20 @@ def test_a_damaged_line_is_named_when_a_run_resumes_and_nothing_is_dropped(tmp_p
     for line in ('{"step": ', "[1]", '{"loss": 1}'):
         (tmp_path / "metrics.jsonl").write_text('{"step": 1}\n' + line + '\n{"step": 2}\n')
         with pytest.raises(RunError, match=r"metrics.jsonl.*line"):
-            forget_after(tmp_path, 1)
+            forget_after(tmp_path, 2)
         assert (tmp_path / "metrics.jsonl").read_text().count("\n") == 3
+
+
+@pytest.mark.parametrize("line", ['{"step": 3, "lo', "\0" * 40, "[1]"])
+def test_damage_behind_the_checkpoint_goes_with_its_steps(tmp_path, line):
+    record(tmp_path, [1, 2])
+    for name in ("metrics.jsonl", FILE):
+        with (tmp_path / name).open("a") as file:
+            file.write(line + "\n")
+    record(tmp_path, [4])
+    assert forget_after(tmp_path, 2) == pytest.approx(0.2)
+    assert Run(tmp_path).metrics["step"].tolist() == [1, 2]
+    assert steps_of(tmp_path) == twice([1, 2])
 
 
 FULL_DISK = """

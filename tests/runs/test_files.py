@@ -1,8 +1,10 @@
+import errno
 import json
 import os
 import shutil
 import subprocess
 import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -11,14 +13,18 @@ from hypothesis import strategies as st
 
 from workbench.errors import RunError
 from workbench.runs.files import (
+    append_rows,
     files_named,
     jsonable,
     last_metrics,
     load_metrics,
+    open_lines,
+    parse_yaml,
     read_json,
     read_tail,
     read_text,
     write_json,
+    write_over,
     write_text,
 )
 
@@ -32,6 +38,12 @@ def test_a_write_that_fails_leaves_the_old_file_and_no_other(tmp_path):
         write_text(path, "lone surrogate \ud800")
     assert json.loads(path.read_text()) == {"a": 1}
     assert list(tmp_path.iterdir()) == [path]
+
+
+def test_rows_are_with_the_system_when_appending_returns(tmp_path):
+    with open_lines(tmp_path / "rows.jsonl") as file:
+        append_rows(file, [{"step": 1}, {"step": 2}])
+        assert (tmp_path / "rows.jsonl").read_text() == '{"step": 1}\n{"step": 2}\n'
 
 
 def test_a_reader_never_sees_half_a_file(tmp_path):
@@ -96,12 +108,59 @@ def test_a_link_a_pipe_and_a_folder_are_not_opened_and_nothing_waits(tmp_path):
                 read(tmp_path / name)
 
 
-@pytest.mark.parametrize("text", ['{"a": ', "[" * 200_000, "9" * 5000, ""])
+@pytest.mark.parametrize("text", ['{"a": ', "[" * 200_000, "9" * 5000, "\0{}"])
 def test_a_missing_file_reads_as_the_default_and_json_that_no_run_writes_is_an_error_that_names_it(tmp_path, text):
     assert read_json(tmp_path / "a.json", {"a": 1}) == {"a": 1}
     (tmp_path / "a.json").write_text(text)
     with pytest.raises(RunError, match=r"a.json: not JSON"):
         read_json(tmp_path / "a.json", {})
+
+
+@pytest.mark.parametrize("text", ["", "\n", "\0" * 512])
+def test_what_a_power_cut_emptied_reads_as_missing(tmp_path, text):
+    (tmp_path / "status.json").write_text(text)
+    assert read_json(tmp_path / "status.json", {"a": 1}) == {"a": 1}
+
+
+def test_a_durable_file_is_on_the_disk_before_it_has_its_name(tmp_path, monkeypatch):
+    done = []
+    fsync, replace = os.fsync, os.replace
+
+    def of(number):
+        path = Path(os.readlink(f"/proc/self/fd/{number}"))
+        done.append(("synced", path.name))
+        fsync(number)
+
+    monkeypatch.setattr(os, "fsync", of)
+    monkeypatch.setattr(os, "replace", lambda a, b: (done.append(("named", Path(b).name)), replace(a, b)))
+    write_json(tmp_path / "a.json", {}, durable=True)
+    assert [what for what, _ in done] == ["synced", "named", "synced"]
+    assert done[0][1].startswith(".a.json.")
+    assert done[1:] == [("named", "a.json"), ("synced", tmp_path.name)]
+
+
+def test_a_file_system_that_cannot_sync_is_no_error(tmp_path, monkeypatch):
+    def fails(number):
+        raise OSError(code, "")
+
+    monkeypatch.setattr(os, "fsync", fails)
+    code = errno.EINVAL
+    write_json(tmp_path / "a.json", 1, durable=True)
+    code = errno.EIO
+    with pytest.raises(OSError):
+        write_json(tmp_path / "a.json", 2, durable=True)
+    assert read_json(tmp_path / "a.json", None) == 1
+    assert len(list(tmp_path.iterdir())) == 1
+
+
+def test_a_file_is_written_over_only_within_its_blocks(tmp_path):
+    path = tmp_path / "a.json"
+    write_json(path, {"a": "x" * 100})
+    write_over(path, {"a": "y"})
+    assert read_json(path, {}) == {"a": "y"}
+    with pytest.raises(OSError, match="No space left"):
+        write_over(path, {"a": "x" * 100_000})
+    assert read_json(path, {}) == {"a": "y"}
 
 
 def test_a_file_larger_than_any_that_a_run_writes_is_refused_unread(tmp_path):
@@ -156,6 +215,7 @@ def test_files_of_a_name_are_found_though_folders_vanish_meanwhile(tmp_path, mon
 @pytest.mark.parametrize(
     "name, value",
     [("params.json", []), ("env.json", "text"), ("status.json", []), ("status.json", {}), ("status.json", {"state": "lost"}),
+     ("status.json", {"state": "done", "times": {"running": "noon"}}), ("status.json", {"state": "done", "gpus": 1}),
      ("status.json", {"state": ["done"]}), ("status.json", {"state": "done", "owner": None}),
      ("status.json", {"state": "done", "owner": {"job": "--user=me"}}), ("status.json", {"state": "done", "owner": {"job": 3}}),
      ("result.json", 3), ("result.json", {"results": [True]}), ("result.json", {"results": {"a": 1}}),
@@ -182,3 +242,32 @@ def test_what_a_run_cannot_have_written_is_refused_and_the_file_is_named(tmp_pat
 def test_what_runs_write_is_taken_and_what_else_they_hold_too(tmp_path, name, value):
     write_json(tmp_path / name, value)
     assert read_json(tmp_path / name, {}) == value
+
+
+# --- YAML of somebody else -------------------------------------------------------------------------------------------
+
+LAUGHS = "a0: &a0 [x, x, x, x, x, x, x, x, x, x]\n"
+LAUGHS += "".join(f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 10)}]\n" for n in range(1, 9))
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        (LAUGHS, "its aliases stand for more than 1,000,000 values"),
+        ("a: &a [1, *a]", "its aliases stand for more than 1,000,000 values"),
+        ("[" * 5000, "not YAML"),
+        ("a: [", "not YAML"),
+    ],
+    ids=["laughs", "of itself", "deep", "torn"],
+)
+def test_yaml_that_unfolds_without_end_is_refused(text, says):
+    with pytest.raises(ValueError, match=says):
+        parse_yaml(text)
+
+
+def test_yaml_with_a_few_aliases_is_read():
+    assert parse_yaml("a: &a {x: 1}\nb: {<<: *a, y: 2}\nc: [*a, *a]") == {
+        "a": {"x": 1},
+        "b": {"x": 1, "y": 2},
+        "c": [{"x": 1}, {"x": 1}],
+    }

@@ -293,3 +293,10 @@ def test_run_in_a_folder_of_another_user_is_refused_as_such(tmp_path):
         folder.chmod(0o555)
     done = subprocess.run([sys.executable, "-c", script, tmp_path], capture_output=True, text=True)
     assert done.stderr.splitlines()[-1].startswith("PermissionError: [Errno 13] Permission denied"), done.stderr
+
+
+def test_a_folder_of_another_user_is_named_with_the_way_out(tmp_path, monkeypatch):
+    says = "you may not write there; name a folder of your own with --runs-dir"
+    monkeypatch.setattr(os, "access", lambda path, how: False)
+    with pytest.raises(RunError, match=f"{tmp_path}: {says}"), lock.alone_in(tmp_path):
+        pass

@@ -1,3 +1,5 @@
+import json
+
 import nbformat
 import papermill
 import pytest
@@ -80,16 +82,35 @@ def test_a_default_outside_its_own_range_is_refused(tmp_path, line):
         of_cell(tmp_path, f"seed: int = 0\n{line}")
 
 
-def test_of_several_parameters_cells_the_first_counts_and_without_one_any_name_is_taken(tmp_path):
+def test_two_parameters_cells_are_refused(tmp_path):
     path = write_notebook(tmp_path / "n.ipynb", "import os")
     notebook = nbformat.read(path, 4)
-    first, *rest = notebook.cells
-    for count, known in ((0, {}), (2, {"seed": Parameter("seed", "int", 1)})):
-        cells = [
-            nbformat.v4.new_code_cell(f"seed: int = {2 - n}", metadata=first.metadata) for n in range(count, 0, -1)
-        ]
-        path.write_text(nbformat.writes(nbformat.v4.new_notebook(cells=[*cells[::-1], *rest])))
-        assert notebook_parameters(path) == known
+    notebook.cells.append(nbformat.v4.new_code_cell("seed: int = 2", metadata=notebook.cells[0].metadata))
+    path.write_text(nbformat.writes(notebook))
+    with pytest.raises(ParameterError, match="2 cells are tagged `parameters`; expected one"):
+        notebook_parameters(path)
+
+
+def test_a_notebook_of_format_3_is_refused_with_what_rewrites_it(tmp_path):
+    path = tmp_path / "old.ipynb"
+    cell = {"cell_type": "code", "language": "python", "input": "seed = 1", "outputs": [], "metadata": {}}
+    path.write_text(json.dumps({"nbformat": 3, "nbformat_minor": 0, "metadata": {}, "worksheets": [{"cells": [cell]}]}))
+    with pytest.raises(ParameterError, match="of format 3, and format 4 runs here; `jupyter nbconvert --to notebook"):
+        notebook_parameters(path)
+
+
+def test_bytes_that_are_no_text_are_refused_in_a_value():
+    with pytest.raises(ParameterError, match=r"-p 'a=\\udcff': not UTF-8"):
+        parse_assignments(["a=\udcff"])
+    assert parse_assignments(["a=ü"]) == {"a": "ü"}
+
+
+def test_without_a_parameters_cell_any_name_is_taken(tmp_path):
+    path = write_notebook(tmp_path / "n.ipynb", "import os", parameters="")
+    notebook = nbformat.read(path, 4)
+    del notebook.cells[0]
+    path.write_text(nbformat.writes(notebook))
+    assert notebook_parameters(path) == {}
     assert check_parameters({}, {"anything": "3"}) == {"anything": 3}
     for name in ("fail = 0", "class", ""):
         with pytest.raises(ParameterError, match="expected a valid Python name"):

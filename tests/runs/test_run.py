@@ -5,6 +5,7 @@ import re
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import pytest
 from conftest import write_notebook, write_run
@@ -23,6 +24,7 @@ from workbench.runs.run import (
     runs_root,
     set_status,
     slurm_job,
+    take_run,
 )
 
 MODELS = [("starter", True), ("search", True), ("Qwen/Qwen2-0.5B-Instruct", False), (None, False)]
@@ -138,7 +140,7 @@ def test_a_notebook_without_a_runner_owns_its_run_and_ends_it(tmp_path, monkeypa
 def test_a_folder_counts_as_a_run_only_once_its_status_is_there(tmp_path, monkeypatch):
     seen, plain = [], write_json
 
-    def looking(path, value):
+    def looking(path, value, **how):
         plain(path, value)
         seen.extend(r.status["state"] for r in list_runs(tmp_path))
 
@@ -177,6 +179,38 @@ def test_a_run_that_ended_keeps_its_state_and_without_a_status_reads_as_interrup
     assert run.status["state"] == state
     (run.path / "status.json").unlink()
     assert run.status["state"] == "interrupted"
+
+
+def test_a_run_whose_status_a_power_cut_emptied_resumes(tmp_path):
+    run = write_run(tmp_path, state="failed")
+    (run.path / "status.json").write_bytes(b"")
+    assert run.status["state"] == "interrupted"
+    take_run(run.path, "running")
+    assert run.status["state"] == "running"
+    lock.let_go(run.path)
+
+
+def test_a_run_with_a_link_where_a_training_writes_is_not_taken(tmp_path):
+    run = write_run(tmp_path, state="failed")
+    (tmp_path / "private").mkdir()
+    (run.path / "checkpoints").symlink_to(tmp_path / "private")
+    with pytest.raises(RunError, match="checkpoints: this is a link, and a training would write where it leads"):
+        take_run(run.path, "running")
+    assert run.status["state"] == "failed" and not lock.holds(run.path)
+
+
+def test_a_run_that_ends_on_a_full_disk_says_why(tmp_path, monkeypatch):
+    run = write_run(tmp_path, state="running")
+
+    def full(*_, **__):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(Path, "write_text", full)
+    set_status(run.path, "failed", "OSError: No space left on device")
+    lock.let_go(run.path)
+    assert (run.status["state"], run.status["error"]) == ("failed", "OSError: No space left on device")
+    with pytest.raises(OSError, match="No space left"):
+        set_status(tmp_path, "queued")
 
 
 def test_an_unknown_state_is_refused(tmp_path):
@@ -219,7 +253,7 @@ def test_a_run_took_the_time_of_all_its_executions(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("error", [OSError(errno.ENOSPC, "No space left on device"), KeyboardInterrupt()])
 def test_a_run_that_cannot_be_made_whole_leaves_no_folder(tmp_path, monkeypatch, error):
-    def fails(path, value):
+    def fails(path, value, **_):
         raise error
 
     monkeypatch.setattr(run_module, "write_json", fails)

@@ -1,4 +1,5 @@
 import json
+import os
 import warnings
 from pathlib import Path
 from types import SimpleNamespace
@@ -14,7 +15,7 @@ from trainers import OURS, make
 from workbench.curves.measured import measured_groups, run_curve
 from workbench.errors import ParameterError
 from workbench.experiments.recipes import grpo_config, load_prompts, make_recipe, resolve_model
-from workbench.experiments.train import quiet_libraries, train
+from workbench.experiments.train import last_checkpoint, quiet_libraries, train
 from workbench.generation.stops import StopSpec
 from workbench.logs.settings import facts_of
 from workbench.runs.run import Run
@@ -171,6 +172,27 @@ def test_a_resumed_training_counts_the_seconds_up_to_its_checkpoint_though_the_l
 
 
 @pytest.mark.slow
+def test_a_checkpoint_counts_once_all_of_it_is_on_the_disk(tmp_path, monkeypatch):
+    checkpoint = tmp_path / "checkpoints" / "checkpoint-2"
+    (checkpoint / "deep").mkdir(parents=True)
+    for name in ("model.safetensors", "deep/rng_state.pth"):
+        (checkpoint / name).write_text("x")
+    recorder = RunRecorder(tmp_path)
+    args = SimpleNamespace(output_dir=str(checkpoint.parent), world_size=1, process_index=0)
+    state = SimpleNamespace(global_step=2, max_steps=4, is_world_process_zero=True)
+    recorder.begin(0)
+    recorder.add_completions(2, {"completion": ["a"]})
+    synced = []
+    monkeypatch.setattr(os, "fsync", lambda number: synced.append(Path(os.readlink(f"/proc/self/fd/{number}")).name))
+    recorder.on_save(args, state, None)
+    *before, complete, folder = synced
+    assert {"metrics.jsonl", "completions.jsonl", "model.safetensors", "rng_state.pth"} == set(before)
+    assert complete.startswith(".complete.json.") and folder == "checkpoint-2"
+    assert last_checkpoint(checkpoint.parent) == checkpoint
+    (checkpoint / "complete.json").write_text("")  # as a power cut leaves it on some file systems
+    assert last_checkpoint(checkpoint.parent) is None
+
+
 def test_trainings_that_differ_in_model_batch_or_temperature_are_no_seeds_of_one_experiment(tmp_path):
     """Of a notebook that was edited between its runs: their parameters are the same."""
     runs = []

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import ParameterError, RunError
-from ..runs.files import checkpoints, read_json, read_text
+from ..runs.files import checkpoints, parse_yaml, read_json, read_text
 
 # Parameters of TRL that the rules use.
 PARAMETERS: dict[str, type] = {
@@ -84,12 +84,10 @@ def read_arguments(path: Path) -> dict[str, Any]:
 
 
 def _yaml(path: Path) -> Any:
-    import yaml
-
     try:
-        return yaml.safe_load(read_text(path))
-    except yaml.YAMLError as error:
-        raise ParameterError(f"args={path}: not YAML ({error})") from None
+        return parse_yaml(read_text(path))
+    except ValueError as error:
+        raise ParameterError(f"args={path}: {error}") from None
 
 
 def _arguments(value: dict) -> dict[str, Any]:

@@ -120,7 +120,7 @@ def load_step(path: str | os.PathLike) -> SavedStep:
         )
     except FileNotFoundError:
         raise RunError(f"{path}: no such file") from None
-    except (OSError, EOFError, ValueError, KeyError, TypeError, AttributeError) as error:
+    except (OSError, EOFError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise RunError(f"{path}: this file holds no recorded step, or is damaged ({error!r})") from None
 
 

@@ -73,10 +73,16 @@ def forget_after(record_dir: Path, step: int) -> float:
 def _cut_lines(path: Path, step: int) -> float:
     seconds = 0.0
     with contextlib.suppress(FileNotFoundError), whole_file(path) as temporary, temporary.open("wb") as kept:
-        for line, row in json_lines(path):
+        damaged: list[
+            str
+        ] = []  # what a power cut leaves behind the last step kept goes with the steps that are dropped
+        for line, row in json_lines(path, damaged):
             if type(row.get("step")) is not int:
                 raise RunError(f"{path}: a line without a step: {line[:80]!r}; remove or repair it")
             if row["step"] <= step and line.endswith(b"\n"):
+                if damaged:
+                    problem, _, _ = damaged[0].rpartition("; ")
+                    raise RunError(f"{problem}; remove or repair that line: step {row['step']} behind it is to stay")
                 kept.write(line)
                 seconds = row.get("elapsed_s", seconds)
     return seconds

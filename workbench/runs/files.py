@@ -24,6 +24,7 @@ ASIDE = "replaced-"
 WATCHED = "_watch"  # where `attach_watch` records, in a trainer's output_dir
 _LARGEST = 64_000_000  # bytes of a JSON file
 _LAST_LINES = 1_000_000  # bytes from the end in which the last line of metrics is looked for
+_MOST_VALUES = 1_000_000  # of a text in YAML, each as often as an alias names it
 _DEEPEST = 4  # levels below a run's folder in which its notebook may train
 _WRITTEN = re.compile(r"checkpoints|tokens|steps|policy|checkpoint-\d+")  # what a training fills
 _OBJECTS = (
@@ -42,15 +43,55 @@ _OBJECTS = (
 
 
 @contextlib.contextmanager
-def whole_file(path: Path) -> Iterator[Path]:
-    """A temporary name in the same folder, to write the file under; it becomes `path` when the block ends, or is removed."""
+def whole_file(path: Path, *, durable: bool = False) -> Iterator[Path]:
+    """A temporary name in the same folder, to write the file under; it becomes `path` when the block ends, or is removed.
+
+    `durable`: after a power cut too there is either the former file or this one, whole.
+    """
     temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex}")
     try:
         yield temporary
+        if durable:
+            sync(temporary)
         os.replace(temporary, path)
     except BaseException:
-        temporary.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):  # the first error is the one to tell
+            temporary.unlink(missing_ok=True)
         raise
+    if durable:
+        with contextlib.suppress(OSError):  # whoever reads now has the new file
+            sync(path.parent)
+
+
+def sync(*paths: Path) -> None:
+    """Wait until files, or the names in folders, are on the disk; some file systems cannot say that."""
+    for path in paths:
+        number = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+        try:
+            os.fsync(number)
+        except OSError as error:
+            if error.errno not in (errno.EINVAL, errno.ENOSYS, errno.ENOTSUP):
+                raise
+        finally:
+            os.close(number)
+
+
+def write_over(path: Path, value) -> None:
+    """`value` as JSON in the blocks that a file of the same kind has already: on a full disk no other file fits.
+
+    Raises:
+        OSError: it needs more than those blocks; the file is as it was.
+    """
+    data = json.dumps(jsonable(value), allow_nan=False).encode() + b"\n"
+    number = os.open(path, os.O_WRONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    try:
+        about = os.fstat(number)
+        if len(data) > max(about.st_size, 512 * about.st_blocks):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
+        os.pwrite(number, data, 0)
+        os.ftruncate(number, len(data))
+    finally:
+        os.close(number)
 
 
 def remove_unfinished(folder: Path) -> None:
@@ -119,15 +160,15 @@ def checkpoints(folder: Path) -> list[Path]:
     return sorted((p for p in found if p.name[11:].isdigit()), key=lambda p: -int(p.name[11:]))
 
 
-def write_text(path: Path, text: str) -> None:
+def write_text(path: Path, text: str, *, durable: bool = False) -> None:
     """Write a whole file or nothing."""
-    with whole_file(path) as temporary:
+    with whole_file(path, durable=durable) as temporary:
         temporary.write_text(text, encoding="utf-8")
 
 
-def write_json(path: Path, value) -> None:
+def write_json(path: Path, value, *, durable: bool = False) -> None:
     """`value` as strict JSON; numbers that are not finite become null."""
-    write_text(path, json.dumps(jsonable(value), indent=1, allow_nan=False) + "\n")
+    write_text(path, json.dumps(jsonable(value), indent=1, allow_nan=False) + "\n", durable=durable)
 
 
 def open_lines(path: Path) -> TextIO:
@@ -199,10 +240,12 @@ def read_text(path: Path, most: int = _LARGEST) -> str:
 
 
 def read_json(path: Path, default):
-    """The file's value, or `default` when there is no such file."""
+    """The file's value, or `default` when there is no such file, or an empty one or one of NULs, as a power cut leaves it."""
     try:
         text = read_text(path)
     except FileNotFoundError:
+        return default
+    if not text.strip("\0 \n"):
         return default
     try:
         value = json.loads(text)
@@ -214,6 +257,34 @@ def read_json(path: Path, default):
     if problem:
         raise RunError(f"{path}: {problem}; repair or remove the file")
     return value
+
+
+def parse_yaml(text: str):
+    """The value of a text in YAML, in which aliases stand for at most a million values.
+
+    Raises:
+        ValueError: no YAML, or one that nests too deep or stands for more values, as an alias of aliases of aliases does.
+    """
+    import yaml
+
+    try:
+        value = yaml.safe_load(text)
+        if _count(value, {}) > _MOST_VALUES:
+            raise ValueError(f"its aliases stand for more than {_MOST_VALUES:,} values; write them out")
+    except (yaml.YAMLError, RecursionError) as error:
+        raise ValueError(f"not YAML ({str(error) or 'it nests too deep'})") from None
+    return value
+
+
+def _count(value, counted: dict[int, int]) -> int:
+    """How many values stand in a value, each as often as it is named; one that holds itself is endless."""
+    if not isinstance(value, dict | list | tuple | set):
+        return 1
+    if id(value) not in counted:
+        counted[id(value)] = _MOST_VALUES + 1  # while it is counted: where it holds itself
+        inner = [*value, *value.values()] if isinstance(value, dict) else value
+        counted[id(value)] = 1 + sum(_count(each, counted) for each in inner)
+    return counted[id(value)]
 
 
 def problem_of(name: str, value) -> str:
@@ -231,6 +302,8 @@ def problem_of(name: str, value) -> str:
         return "expected whole numbers as `step` and `max_steps`"
     if name == "status.json" and value.get("state") not in STATES:
         return f"state={value.get('state')!r}: expected one of {', '.join(STATES)}"
+    if name == "status.json" and not all(isinstance(at, int | float) for at in value.get("times", {}).values()):
+        return f"times={repr(value['times'])[:80]}: expected a number of seconds for each state"
     job = value.get("owner", {}).get("job") if name == "status.json" else None
     if job and not re.fullmatch(r"\d+(_\d+)?", job):  # it is handed to Slurm's commands
         return f"owner.job={job!r}: expected a Slurm job, such as 12 or 12_3"

@@ -71,6 +71,11 @@ def notebook_parameters(path: Path) -> dict[str, Parameter]:
     check_notebook_name(Path(path).stem)
     cells = notebook_cells(path)
     sources = ["".join(c["source"]) for c in cells if "parameters" in c["metadata"].get("tags", [])]
+    if len(sources) > 1:
+        raise ParameterError(
+            f"{path}: {len(sources)} cells are tagged `parameters`; expected one. Take the tag off all but the cell whose "
+            "values a run is to set"
+        )
     try:
         return parse_parameters(sources[0]) if sources else {}
     except ParameterError as error:
@@ -80,7 +85,13 @@ def notebook_parameters(path: Path) -> dict[str, Parameter]:
 def notebook_cells(path: Path) -> list[dict]:
     """The cells of a notebook, each with `cell_type`, `source` and `metadata`."""
     try:  # nbformat takes a second to load, and checks what is of no matter here
-        cells = json.loads(Path(path).read_text(encoding="utf-8"))["cells"]
+        content = json.loads(Path(path).read_text(encoding="utf-8"))
+        if (number := content.get("nbformat", 4)) != 4:
+            raise ParameterError(
+                f"{path}: a notebook of format {number}, and format 4 runs here; `jupyter nbconvert --to notebook --inplace "
+                f"{shlex.quote(str(path))}` rewrites an older one"
+            )
+        cells = content["cells"]
         for cell in cells:
             _ = cell["cell_type"], "".join(cell["source"]), "parameters" in cell["metadata"].get("tags", [])
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
@@ -278,6 +289,8 @@ def parse_assignments(items: Sequence[str], option: str = "-p") -> dict[str, str
         _refuse_token(
             f"parameter {name}" if sign else "what -p was given", value if sign else item, name if sign else ""
         )
+        if not item.isascii() and item != item.encode("utf-8", "replace").decode():
+            raise ParameterError(f"{option} {item!a}: not UTF-8; write the value in UTF-8, as a terminal does")
         if not sign or not name:
             raise ParameterError(f"{option} {item}: expected {option} NAME=VALUE")
         if name in values:

@@ -238,7 +238,11 @@ def save_result(run: Run, results: Sequence[Result], numbers: Mapping[str, float
         raise ParameterError("save_result: results is empty; expected at least one Result")
     path, numbers = run.path / "result.json", dict(numbers or {})
     headline = next(({"name": name, "value": value} for name, value in numbers.items()), None)
-    write_json(path, {"headline": headline, "results": [dataclasses.asdict(r) for r in results], "numbers": numbers})
+    write_json(
+        path,
+        {"headline": headline, "results": [dataclasses.asdict(r) for r in results], "numbers": numbers},
+        durable=True,
+    )
     if lock.holds(run.path):
         set_status(run.path, "done")
         lock.let_go(run.path)

@@ -10,6 +10,7 @@ process that executes a run holds its lock (`lock.py`). A run that calls itself 
 
 import contextlib
 import dataclasses
+import errno
 import functools
 import os
 import re
@@ -35,6 +36,7 @@ from .files import (
     read_json,
     remove_unfinished,
     write_json,
+    write_over,
 )
 from .parameters import check_notebook_name, check_parameters, notebook_parameters
 from .secrets import hide_tokens, map_text
@@ -188,7 +190,12 @@ def set_status(
         gpus = gpus or before.get("gpus")
     if gpus:
         status["gpus"] = gpus
-    write_json(path / "status.json", status)
+    try:
+        write_json(path / "status.json", status, durable=True)
+    except OSError as problem:
+        if problem.errno not in (errno.ENOSPC, errno.EDQUOT) or not before:
+            raise
+        write_over(path / "status.json", status)  # else a run that ends on a full disk could not say why
     return status
 
 
@@ -271,7 +278,8 @@ def create_run(notebook: str, params: Mapping, root: Path | None = None, state: 
         set_status(path, state)
         if state == "running":  # else `record_execution` does, which may be on another machine
             write_json(path / "env.json", environment(params.get("seed")))
-        write_json(path / "params.json", map_text(dict(params), hide_tokens))  # with it the folder counts as a run
+        # With it the folder counts as a run, and only it says what was asked.
+        write_json(path / "params.json", map_text(dict(params), hide_tokens), durable=True)
     except BaseException:  # a full disk, Ctrl-C
         lock.let_go(path)
         shutil.rmtree(path, ignore_errors=True)

@@ -16,7 +16,7 @@ from ..errors import ParameterError, TrainingStopped, warn_user
 from ..generation.preflight import backend_of
 from ..replay.file import save_step, step_path
 from ..runs.completions import FILE, forget_after
-from ..runs.files import append_rows, open_lines, read_json, write_json
+from ..runs.files import append_rows, open_lines, read_json, sync, write_json
 from ..runs.stop_request import go_on, honour_stop, stop_request
 from .callback import LiveCallback, say
 from .record_step import StepListener, StepRecord
@@ -91,9 +91,9 @@ class Recorder:
 class RunRecorder(Recorder, TrainerCallback):
     """Records a training of ours, keeps `progress.json` current, and ends the training on request.
 
-    A checkpoint counts only once `complete.json` stands in it, the last thing written: a kill while it is being saved
-    leaves one that `last_checkpoint` passes over. After `stop_request.request_stop` the training ends with `TrainingStopped`.
-    The settings recorded are the trainer's; without one a recipe's are there already.
+    A checkpoint counts only once `complete.json` stands in it, the last thing written: a kill or a power cut while it is being
+    saved leaves one that `last_checkpoint` passes over. After `stop_request.request_stop` the training ends with
+    `TrainingStopped`. The settings recorded are the trainer's; without one a recipe's are there already.
     """
 
     def __init__(self, record_dir: str | Path, trainer: Any = None):
@@ -152,7 +152,10 @@ class RunRecorder(Recorder, TrainerCallback):
     def on_save(self, args: Any, state: Any, control: Any, **_: Any):
         checkpoint = Path(args.output_dir) / f"checkpoint-{state.global_step}"
         if state.is_world_process_zero and checkpoint.is_dir():  # a subclass may store elsewhere
-            write_json(checkpoint / COMPLETE, {"step": state.global_step, "elapsed_s": round(self.elapsed(), 3)})
+            saved = {"step": state.global_step, "elapsed_s": round(self.elapsed(), 3)}
+            records = [self.record_dir / name for name in ("metrics.jsonl", FILE)]
+            sync(*(path for path in (*records, *checkpoint.rglob("*")) if path.is_file() and not path.is_symlink()))
+            write_json(checkpoint / COMPLETE, saved, durable=True)
         if self._stop_reason:
             self._end(state, self._stop_reason)
 

@@ -13,12 +13,14 @@ from conftest import ROOT, until, workbench, write_notebook, write_run
 from jupyter_client.connect import LocalPortCache
 
 from workbench.errors import ParameterError
+from workbench.lab.batch import execute as execute_module
 from workbench.lab.batch.execute import execute_run, kernel_environment
 from workbench.lab.batch.notebooks import find_notebook
 from workbench.lab.batch.plan import plan_run
 from workbench.runs import lock
 from workbench.runs.files import read_json, write_json
 from workbench.runs.run import list_runs, load_run, set_status
+from workbench.runs.stop_request import request_stop, stop_request
 
 WAIT = "import time\n(run.path / 'started').touch()\nfor _ in range(600): time.sleep(0.1)"
 
@@ -107,6 +109,21 @@ def test_kernels_get_ports_of_their_own_and_one_thread_unless_the_environment_sa
     assert one["OMP_NUM_THREADS"] == "1"
     monkeypatch.setenv("OMP_NUM_THREADS", "8")
     assert kernel_environment(0)["OMP_NUM_THREADS"] == "8"
+
+
+def test_a_stop_asked_of_an_earlier_execution_ends_no_later_one(notebook, tmp_path, monkeypatch):
+    path = notebook()
+    run = plan_run(path, {}, root=tmp_path / "runs").prepare()
+    request_stop(run, "cancelled")
+    asked = []
+
+    def executes(*_, **__):
+        asked.append(stop_request(run.path))
+        return "done", None
+
+    monkeypatch.setattr(execute_module, "_execute_notebook", executes)
+    assert execute_run(run, notebook=path, quiet=True) == "done"
+    assert asked == [None]
 
 
 def test_run_of_other_code_than_planned_fails_before_it_begins(notebook, tmp_path):

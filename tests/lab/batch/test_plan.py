@@ -1,3 +1,5 @@
+import fcntl
+import functools
 import os
 import shutil
 import signal
@@ -130,6 +132,20 @@ def test_a_point_that_another_sweep_has_begun_meanwhile_is_not_run_twice(noteboo
     assert sorted(sweep.stdout.readline() for sweep in sweeps) == ["leave\n", "run\n"]
     for sweep in sweeps:
         sweep.communicate("\n")
+
+
+def test_a_sweep_takes_no_point_while_another_one_looks(notebook, tmp_path, monkeypatch):
+    (entry,) = plan_sweep(notebook(), {"seed": "0"}, tmp_path / "runs")
+    folder = tmp_path / "runs" / "grid"
+    folder.mkdir(parents=True)
+    number = os.open(folder / lock.LOCK, os.O_RDWR | os.O_CREAT)
+    fcntl.flock(number, fcntl.LOCK_EX)  # as another process has it
+    monkeypatch.setattr(lock, "alone_in", functools.partial(lock.alone_in, wait=0.1))
+    with pytest.raises(RunError, match=r"another process has held its run.lock"):
+        claim([entry])
+    assert list_runs(tmp_path / "runs") == []
+    os.close(number)
+    assert claim([entry]) == list_runs(tmp_path / "runs")
 
 
 def test_a_run_of_another_notebook_is_not_resumed_and_one_may_be_named_as_others_name_it(hand_made, tmp_path):

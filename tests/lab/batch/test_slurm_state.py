@@ -11,6 +11,7 @@ from workbench.runs.run import create_run, set_status
 
 QUEUED = {"state": "queued", "owner": {"job": "9_1"}, "times": {"queued": 1.0}}
 RUNNING = {"state": "running", "owner": {"job": "9_1"}, "times": {"queued": 1.0, "running": 2.0}}
+ENDED = QUEUED | {"error": "Slurm ended its job: stopped by Ctrl-C or SIGTERM"}
 HELD = "Slurm: failed to start ("
 
 
@@ -21,6 +22,11 @@ HELD = "Slurm: failed to start ("
         (QUEUED, JobState("RUNNING"), None),
         (RUNNING, JobState("COMPLETING"), None),
         (RUNNING, JobState("PENDING", "BeginTime"), ("queued", "requeued by Slurm (BeginTime)")),
+        (
+            ENDED,
+            JobState("PENDING", "BeginTime"),
+            ("queued", "requeued by Slurm (BeginTime), which had ended its job: the node"),
+        ),
         (RUNNING, JobState("CANCELLED"), ("interrupted", "Slurm: CANCELLED")),
         (RUNNING, JobState("OUT_OF_MEMORY"), ("interrupted", "Slurm: OUT_OF_MEMORY; give more with --mem")),
         (RUNNING, JobState("NODE_FAIL", "None", "n7"), ("interrupted", "Slurm: NODE_FAIL of n7")),
@@ -72,6 +78,20 @@ def test_silent_controller_changes_nothing_and_says_why(tmp_path, monkeypatch):
     with pytest.warns(UserWarning, match="Unable to contact slurm controller; runs are shown as last known"):
         slurm_state.refresh([run])
     assert run.status == before
+
+
+def test_what_a_job_writes_while_slurm_answers_stays(tmp_path, monkeypatch):
+    run = create_run("by_hand", {}, tmp_path)
+    set_status(run.path, "running", owner={"job": "9_1"})
+
+    def answer(jobs):
+        set_status(run.path, "done", owner={"job": "9_1"})
+        return {"9_1": JobState("FAILED", "NonZeroExitCode")}
+
+    monkeypatch.setattr(slurm_state, "slurm_config", lambda: {"ClusterName": "a"})
+    monkeypatch.setattr(slurm_state, "ask_slurm", answer)
+    slurm_state.refresh([run])
+    assert run.status["state"] == "done"
 
 
 def test_run_with_a_known_job_lives_without_its_process(tmp_path, monkeypatch):

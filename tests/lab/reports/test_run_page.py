@@ -5,7 +5,7 @@ import pytest
 from conftest import write_run
 from report_samples import METRICS, RESULT, UNSEEN, Elements, order, result_row, write_notebook_of
 
-from workbench.lab.reports import build_report, default_folder
+from workbench.lab.reports import build_report, default_folder, page
 from workbench.lab.reports.page import hider, render, write_page
 from workbench.runs.files import write_json
 from workbench.runs.results import load_claims
@@ -218,3 +218,11 @@ def test_odd_recipe_leaves_both_pages(tmp_path, recipe):
     run = write_run(tmp_path, completions=[ROW] * 4)
     write_json(run.path / "recipe.json", recipe)
     assert "All completions" in build_report(run).read_text()
+
+
+def test_a_short_text_of_many_runs_is_looked_at_once(monkeypatch):
+    looked = []
+    monkeypatch.setattr(page, "hide_tokens", lambda text: looked.append(text) or text)
+    hide = hider([], redact=False)
+    assert [hide(text) for text in ("a", "a", "x" * 300, "x" * 300)] == ["a", "a", "x" * 300, "x" * 300]
+    assert looked == ["a", "x" * 300, "x" * 300]

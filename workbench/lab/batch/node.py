@@ -17,7 +17,7 @@ from ...runs.files import read_json
 from ...runs.run import Run, load_run, set_status, slurm_job
 from ...runs.stop_request import clear_stop, request_stop, stop_request
 from .gpus import HANDED_OUT
-from .slurm_state import error_summary, slurm_command
+from .slurm_state import ENDED_BY_SLURM, error_summary, slurm_command
 
 NOTICES = (signal.SIGTERM, signal.SIGUSR2)
 _SUBMITTER_WAIT_S = 60
@@ -83,7 +83,7 @@ class Notice:
             return state, error
         cause, _ = why_ended(_job_fields(), self._signal, time.time())
         if not cause:
-            return "queued", f"Slurm ended its job: {error}"
+            return "queued", f"{ENDED_BY_SLURM}: {error}"
         if not self._may_requeue:
             return "interrupted", f"Slurm: {cause}, and no requeue is left (--requeues): {error}"
         self.requeue = True

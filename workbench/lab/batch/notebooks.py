@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import shutil
 import sys
 from pathlib import Path
@@ -57,8 +58,14 @@ def check_kernel(notebook: Path, kernel: str | None) -> None:
     else:
         about = metadata_of(notebook)
         spec = about.get("kernelspec", {})
-        language = spec.get("language") or about.get("language_info", {}).get("name") or "python"
         name = spec.get("name", "python3")
+        language = spec.get("language") or about.get("language_info", {}).get("name")
+        if not language and not re.fullmatch(r"python\d?|ipython", name):
+            raise ParameterError(
+                f"{notebook}: its kernel is {name}, of which the file does not say the language; only Python notebooks run "
+                f"here. If it is one, -k python3 runs it in Jupyter's Python, and -k {name} in its own kernel"
+            )
+        language = language or "python"
         if name not in ("python", "python3") and language == "python":
             print(f"{notebook.name}: runs in this Python; -k {name} takes its own kernel", file=sys.stderr)
     if language.lower() not in ("python", "ipython"):

@@ -15,6 +15,7 @@ from ...runs.run import GOING, Run, set_status
 _WAITING = ("PENDING", "CONFIGURING", "REQUEUED", "REQUEUE_HOLD", "REQUEUE_FED", "RESV_DEL_HOLD", "SPECIAL_EXIT")
 _STARTED = ("RUNNING", "COMPLETING", "SUSPENDED", "STOPPED", "RESIZING", "SIGNALING", "STAGE_OUT")
 _SAYS_ALL = ("CANCELLED", "TIMEOUT", "PREEMPTED", "OUT_OF_MEMORY", "NODE_FAIL")
+ENDED_BY_SLURM = "Slurm ended its job"  # what a run says until Slurm has said why
 _NEVER_STARTS = ("launch failed", "DependencyNeverSatisfied")
 _OF_A_JOB = re.compile(r"SLURM_(ARRAY|JOB|STEP|TASK|PROC|LOCAL|NODE|N(TASKS|PROCS|NODES|PRIO)|CPU|MEM|GPU|RESTART)")
 
@@ -102,6 +103,11 @@ def verdict(status: dict, job: JobState | None) -> tuple[str, str | None] | None
             return "interrupted", f"Slurm: failed to start ({job.reason}); its job {number} is held: scancel it"
         if job.state in _WAITING and status["state"] == "running":
             return "queued", f"requeued by Slurm ({job.reason})"
+        if job.state in _WAITING and (status.get("error") or "").startswith(ENDED_BY_SLURM):
+            return (
+                "queued",
+                f"requeued by Slurm ({job.reason}), which had ended its job: the node is down, or was taken away",
+            )
         return None
     return "interrupted", _why_ended(status, job)
 

@@ -26,6 +26,7 @@ from . import facts
 from .clean import attribute
 from .redact import Redactor, users_in
 
+_SHORT = 200  # characters of a text that many runs may share, such as the name of a column or a package
 _TEMPLATES = Path(__file__).parent / "templates"
 
 
@@ -41,7 +42,12 @@ def render(template: str, *, script: str = "", **values) -> str:
 @functools.lru_cache(1)  # compiling a template takes longer than filling it in
 def _templates() -> Environment:
     env = Environment(
-        loader=FileSystemLoader(_TEMPLATES), autoescape=True, trim_blocks=True, lstrip_blocks=True, finalize=_inert
+        loader=FileSystemLoader(_TEMPLATES),
+        autoescape=True,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        finalize=_inert,
+        auto_reload=False,  # a template is not looked at again for each page
     )
     env.filters["attribute"] = lambda value: attribute(str(value))
     return env
@@ -71,7 +77,8 @@ def default_folder(root: Path | None = None, *, redact: bool = False) -> Path:
 def hider(runs: Sequence[Run], redact: bool) -> Callable[[str], str]:
     """Text -> text without secrets; with `redact` also without the hosts, users and paths of these runs and this machine."""
     if not redact:
-        return hide_tokens
+        remembered = functools.lru_cache(maxsize=4096)(hide_tokens)
+        return lambda text: remembered(text) if len(text) <= _SHORT else hide_tokens(text)
     hosts, commits = {socket.gethostname()}, set()
     for run in runs:
         with contextlib.suppress(OSError, RunError):  # of a damaged run nothing is shown
