@@ -34,7 +34,7 @@ _OWN_OPTIONS += ("peft_config", "record_steps")
 
 def last_checkpoint(folder: Path) -> Path | None:
     """The complete checkpoint with the highest step below `folder`, or None."""
-    return next((p for p in checkpoints(Path(folder)) if read_json(p / COMPLETE, None)), None)
+    return next((p for p in checkpoints(Path(folder)) if read_json(p / COMPLETE, None) is not None), None)
 
 
 def training_record(trainer: str, recipe: Recipe, *, reward_funcs: Any, stops: Stops = None, **options: Any) -> dict:
