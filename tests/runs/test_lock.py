@@ -300,3 +300,18 @@ def test_a_folder_of_another_user_is_named_with_the_way_out(tmp_path, monkeypatc
     monkeypatch.setattr(os, "access", lambda path, how: False)
     with pytest.raises(RunError, match=f"{tmp_path}: {says}"), lock.alone_in(tmp_path):
         pass
+
+
+def test_a_full_disk_is_the_reason_where_a_lock_cannot_be_made(tmp_path, monkeypatch):
+    plain = os.open
+
+    def full(path, flags, *mode):
+        if flags & os.O_CREAT:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
+        return plain(path, flags, *mode)
+
+    monkeypatch.setattr(os, "open", full)
+    with pytest.raises(OSError, match="No space left"):
+        lock.hold(tmp_path)
+    with lock.looked_at(tmp_path) as free:
+        assert free

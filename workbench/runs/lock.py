@@ -189,7 +189,7 @@ def _open(folder: Path) -> int:
     except OSError as error:
         if error.errno not in (errno.EROFS, errno.EACCES, errno.ENOSPC, errno.EDQUOT):
             raise
-        if error.errno in (errno.EROFS, errno.EACCES) and not os.path.lexists(folder / LOCK):
+        if not os.path.lexists(folder / LOCK):
             raise
         return os.open(folder / LOCK, os.O_RDONLY | flags)
 

@@ -1,0 +1,80 @@
+"""The harness that fails each call of a run once, and a few of its places; `benchmarks.every_place` itself tries them all."""
+
+import errno
+import json
+import os
+import signal
+import subprocess
+import sys
+
+import pytest
+from conftest import ROOT
+
+from benchmarks.every_place import FAULTS, Faults, forked
+from workbench.runs.files import append_rows, open_lines, write_json
+
+WRITES = ["open", "write", "rename"]  # of a small file
+
+
+def outcome(folder, place, fault, durable=False):
+    """How a process ends that writes `a.json`, with the fault at that place, and what it leaves."""
+    faults = Faults(folder, place, fault)
+
+    def call():
+        faults.install()
+        try:
+            write_json(folder / "a.json", {"a": 1}, durable=durable)
+        except OSError as error:
+            return error.errno
+        return 0
+
+    code = forked(call, folder.parent / "said")
+    return code, sorted(path.name.partition(".json")[0] for path in folder.iterdir())
+
+
+@pytest.fixture
+def folder(tmp_path):
+    (tmp_path / "runs").mkdir()
+    return tmp_path / "runs"
+
+
+def test_calls_are_counted_and_those_elsewhere_left_alone(folder):
+    assert outcome(folder, 0, "", durable=True) == (0, ["a"])
+    calls = (folder.parent / "runs.calls").read_text().splitlines()
+    assert [call.partition(" ")[0] for call in calls] == ["open", "write", "sync", "rename", "sync"]
+    assert calls[3] == "rename a.json"
+
+
+@pytest.mark.parametrize("place", range(1, len(WRITES) + 1), ids=WRITES)
+@pytest.mark.parametrize("fault", ["EIO", "kill"])
+def test_a_fault_at_each_place_of_a_write_leaves_the_old_file(folder, place, fault):
+    write_json(folder / "a.json", {"old": 1})
+    code, left = outcome(folder, place, fault)
+    assert code == (errno.EIO if fault == "EIO" else -signal.SIGKILL)
+    assert left == (["a"] if fault == "EIO" or place == 1 else [".a", "a"])
+    assert json.loads((folder / "a.json").read_text()) == {"old": 1}
+
+
+def test_a_torn_write_leaves_half_a_line(folder):
+    faults = Faults(folder, 2, "torn")
+
+    def call():
+        faults.install()
+        with open_lines(folder / "rows.jsonl") as file:
+            append_rows(file, [{"step": 1}])
+        return 0
+
+    assert forked(call, folder.parent / "said") == -signal.SIGKILL
+    assert (folder / "rows.jsonl").read_text() == '{"step'
+
+
+@pytest.mark.slow
+@pytest.mark.rare
+def test_a_run_survives_faults_at_some_of_its_places(tmp_path):
+    command = [sys.executable, "-m", "benchmarks.every_place", "--every", "60", "--out", str(tmp_path / "result.json")]
+    done = subprocess.run(command, cwd=ROOT, env=os.environ | {"PYTHONPATH": str(ROOT)}, capture_output=True, text=True)
+    result = json.loads((tmp_path / "result.json").read_text())
+    assert done.returncode == 0 and result["problems"] == [], done.stderr[-3000:]
+    assert {row["scenario"] for row in result["rows"]} == {"run", "sweep", "resume"}
+    assert {row["call"] for row in result["rows"]} == FAULTS.keys()
+    assert sum(row["tried"] for row in result["rows"]) >= 20
