@@ -20,7 +20,6 @@ import io
 import json
 import multiprocessing
 import os
-import re
 import shutil
 import signal
 import sys
@@ -40,6 +39,7 @@ from workbench.errors import TrainingStopped
 from workbench.lab.batch import execute, gpus, run
 from workbench.lab.reports import build_index, build_report
 from workbench.runs import environment, lock
+from workbench.runs.files import is_temporary
 from workbench.runs.run import GOING, Run, list_runs
 from workbench.runs.summary import RunSummary
 from workbench.training import recording
@@ -52,7 +52,6 @@ FAULTS = {
     "lock": ("EIO", "ESTALE", "kill"),
 }
 _PATIENCE_S = 120  # of a command, whose training takes no time
-_TEMPORARY = re.compile(r"\..+\.[0-9a-f]{32}")
 _COMPARED = (
     "params.json",
     "recipe.json",
@@ -126,7 +125,7 @@ class Faults:
             path = os.readlink(f"/proc/self/fd/{file}") if isinstance(file, int) else os.path.abspath(os.fsdecode(file))
         except OSError:
             return ""
-        return path if path.startswith(f"{self._folder}/") else ""
+        return path if f"{path}/".startswith(f"{self._folder}/") else ""
 
     def happens(self, kind: str, path: str, write_half: Callable[[], object] | None = None) -> None:
         """Count a call, and fail it where it is its turn."""
@@ -297,7 +296,8 @@ def pages(runs_dir: Path, folder: Path, built: set[str]) -> Iterator[str]:
 def left_over(runs_dir: Path) -> Iterator[str]:
     """What nobody removes: files under temporary names, and locks that are held."""
     for path in runs_dir.rglob("*"):
-        if _TEMPORARY.fullmatch(path.name):
+        being_made = path.parent.parent.parent == runs_dir and not (path.parent / "params.json").exists()
+        if is_temporary(path.name) and not being_made:  # what is left of a run that was being made goes after an hour
             yield f"temporary file {path.relative_to(runs_dir)}"
         if path.name == lock.LOCK:
             with lock.looked_at(path.parent) as free:
@@ -443,9 +443,10 @@ def measure(every: int, scratch: Path, say: Callable[[str], object] = print) -> 
     problems: list[str] = []
     built: set[str] = set()
     places = 0
-    listed = list(scenarios(scratch))
-    warm_up(listed[:2], scratch)
-    for scenario in listed:
+    each = scenarios(scratch)
+    listed = [next(each), next(each)]
+    warm_up(listed, scratch)
+    for scenario in (*listed, *each):
         undisturbed, calls = undisturbed_record(scenario, scratch)
         cases = [(n, call, fault) for n, call in enumerate(calls, 1) for fault in FAULTS[call.partition(" ")[0]]]
         places += len(cases)

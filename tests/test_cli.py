@@ -214,7 +214,7 @@ def test_notebook_of_another_language_is_refused(capsys, tmp_path, name):
     assert code == 2 and f"the kernel {name} is of R; only Python notebooks run here" in err
 
 
-def test_a_kernel_without_a_language_is_refused_unless_it_is_python(capsys, tmp_path):
+def test_a_kernel_without_a_language_is_refused_unless_python(capsys, tmp_path):
     path = write_notebook(tmp_path / "mine.ipynb")
     text = path.read_text().replace(', "language": "python"', "")
     assert text != path.read_text()

@@ -18,7 +18,17 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
-_LEFT_OUT = (".venv", ".git", "__pycache__", ".pytest_cache", ".hypothesis", "node_modules", "build")
+_LEFT_OUT = (
+    ".venv",
+    ".git",
+    "__pycache__",
+    ".pytest_cache",
+    ".mypy_cache",
+    ".ruff_cache",
+    ".hypothesis",
+    "node_modules",
+    "build",
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -46,7 +56,7 @@ class Mutant:
 FILES, LOCK, RUN = ("tests/runs/test_files.py",), ("tests/runs/test_lock.py",), ("tests/runs/test_run.py",)
 SECRETS, PAGE = ("tests/runs/test_secrets.py",), ("tests/lab/reports/test_run_page.py",)
 STATE = ("tests/lab/batch/test_slurm_state.py",)
-EXECUTE, PLAN = ("tests/lab/batch/test_execute.py",), ("tests/lab/batch/test_plan.py",)
+EXECUTE, PLAN = "tests/lab/batch/test_execute.py", "tests/lab/batch/test_plan.py"  # slow: one test of each
 MUTANTS = [
     Mutant(
         "a file is written in its place, without a rename",
@@ -184,28 +194,30 @@ MUTANTS = [
         "lab/batch/execute.py",
         "                    check_unchanged(code or {})  # now: it may have waited for hours\n",
         "",
-        EXECUTE,
+        (f"{EXECUTE}::test_run_of_other_code_than_planned_fails_before_it_begins",),
     ),
     Mutant(
         "the stop of an earlier execution counts",
         "lab/batch/execute.py",
         "        clear_stop(run)\n        executing",
         "        executing",
-        EXECUTE,
+        (f"{EXECUTE}::test_a_stop_asked_of_an_earlier_execution_ends_no_later_one",),
     ),
     Mutant(
         "the result of an earlier execution stays",
         "lab/batch/execute.py",
         'for name in ("result.json", AUDIT):',
         "for name in (AUDIT,):",
-        EXECUTE,
+        (
+            f"{EXECUTE}::test_a_notebook_that_saves_no_result_is_done_without_a_headline_of_its_own_or_of_an_earlier_execution",
+        ),
     ),
     Mutant(
         "two sweeps claim a point at once",
         "lab/batch/plan.py",
         "    with lock.alone_in(Path(first.root or runs_root()) / first.notebook.stem):",
         "    with contextlib.nullcontext():",
-        PLAN,
+        (f"{PLAN}::test_a_sweep_takes_no_point_while_another_one_looks",),
     ),
     Mutant(
         "a GPU is given to two runs",
@@ -219,7 +231,7 @@ MUTANTS = [
         "replay/file.py",
         "            data = file.read(_LARGEST + 1)\n",
         "            data = file.read()\n",
-        ("tests/replay/test_file.py::test_of_a_file_that_unpacks_to_more_than_a_step_has_no_more_is_read",),
+        ("tests/replay/test_file.py::test_no_more_of_a_file_is_unpacked_than_a_step_has",),
     ),
 ]
 

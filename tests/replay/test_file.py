@@ -122,7 +122,7 @@ def test_a_damaged_or_another_file_is_refused(run, tmp_path):
             load_step(tmp_path / name)
 
 
-def test_of_a_file_that_unpacks_to_more_than_a_step_has_no_more_is_read(tmp_path, monkeypatch):
+def test_no_more_of_a_file_is_unpacked_than_a_step_has(tmp_path, monkeypatch):
     (tmp_path / "bomb").write_bytes(gzip.compress(b" " * 100_000))
     asked = []
 

@@ -273,6 +273,7 @@ run.create_run("nb", {}, Path(sys.argv[1]))"""
 def test_what_a_kill_left_of_a_new_run_is_removed_by_a_later_one(tmp_path):
     subprocess.run([sys.executable, "-c", KILLED, str(tmp_path)], check=False)
     (left,) = (tmp_path / "nb").iterdir()
+    (left / f".params.json.{'0' * 32}").touch()  # the kill came while it was being written
     kept = [tmp_path / "nb" / name for name in ("notes", "20261121-120000", "20261121-120001")]
     for path in kept:
         path.mkdir()

@@ -94,11 +94,16 @@ def write_over(path: Path, value) -> None:
         os.close(number)
 
 
+def is_temporary(name: str) -> bool:
+    """Whether a file has a temporary name, under which a killed process may have left it (see `whole_file`)."""
+    return bool(re.fullmatch(r"\..+\.[0-9a-f]{32}", name))
+
+
 def remove_unfinished(folder: Path) -> None:
-    """Remove what a killed process left under temporary names (see `whole_file`) in a run's folder and below it."""
+    """Remove what a killed process left under temporary names in a run's folder and below it."""
     for inner, _, names in os.walk(folder):
         for name in names:
-            if re.fullmatch(r"\..+\.[0-9a-f]{32}", name):
+            if is_temporary(name):
                 with contextlib.suppress(OSError):
                     os.unlink(os.path.join(inner, name))
 

@@ -31,6 +31,7 @@ from .files import (
     append_rows,
     check_links,
     files_named,
+    is_temporary,
     json_lines,
     load_metrics,
     read_json,
@@ -306,7 +307,8 @@ def _remove_unmade(folder: Path) -> None:
     for path in folder.glob("*"):
         with contextlib.suppress(OSError):
             old = re.fullmatch(_ID, path.name) and path.lstat().st_mtime < time.time() - 3600
-            if old and set(os.listdir(path)) <= {"status.json", "env.json", lock.LOCK}:
+            names = {name for name in os.listdir(path) if not is_temporary(name)}
+            if old and names <= {"status.json", "env.json", lock.LOCK}:
                 with lock.looked_at(path) as free:
                     if free:
                         shutil.rmtree(path)

@@ -54,7 +54,7 @@ def execute_here(entries: Sequence[Entry], *, jobs: int | None = None, gpus: int
             while waiting or active:
                 while waiting and len(active) < (jobs or 1):
                     entry = waiting.pop(0)
-                    if not _start(context, entry, gpus, left_out.environ(), active):
+                    if not _start(context, entry, left_out, active):
                         progress.finished(entry)
                 time.sleep(0.1)
                 for entry, process in [pair for pair in active if not pair[1].is_alive()]:
@@ -88,14 +88,15 @@ def _fork_server():
     return context
 
 
-def _start(context, entry: Entry, gpus: int | None, environ: Mapping[str, str], active: list) -> bool:
+def _start(context, entry: Entry, left_out: LeftOut, active: list) -> bool:
     """Start the process of a run and put it into `active`; False where another process has run it since, or it cannot start."""
     try:
         if not (claimed := claim([entry])):
             return False
         (run,) = claimed
         handed_on = _OpenFile(lock.open_lock(run.path))
-        arguments = (str(run.path), str(entry.notebook), gpus, handed_on, dict(environ), dict(entry.how))
+        where = (left_out.count, handed_on, left_out.environ())
+        arguments = (str(run.path), str(entry.notebook), *where, dict(entry.how))
         process = context.Process(target=_in_own_session, args=arguments)
         with _signals_wait():  # one in between would leave a process that nobody ends
             process.start()
