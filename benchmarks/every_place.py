@@ -206,14 +206,29 @@ class _Forked(multiprocessing.get_context("fork").Process):
     """The process of a run in a sweep. A forked process closes the locks that it inherits: it gets this one as a copy."""
 
     def __init__(self, target, args):
-        super().__init__(target=target, args=[os.dup(a) if isinstance(a, run._OpenFile) else a for a in args])
+        self._copies = [os.dup(argument) for argument in args if isinstance(argument, run._OpenFile)]
+        copies = iter(self._copies)
+        super().__init__(target=target, args=[next(copies) if isinstance(a, run._OpenFile) else a for a in args])
+
+    def start(self) -> None:
+        super().start()
+        for number in self._copies:
+            os.close(number)
 
 
 def in_this_process(source: Path, output: Path, params: dict, start: Mapping, display, **_) -> tuple[str, str | None]:
     """In the place of papermill: the cells of a notebook, one after another, saved after each."""
-    notebook = nbformat.read(source, 4)
-    names: dict = {}
     os.environ |= start["env"]
+    held = dict(lock._held)
+    lock._held.clear()  # a kernel has the open lock of its runner, and does not hold it itself
+    try:
+        return _execute(nbformat.read(source, 4), output, params, display)
+    finally:
+        lock._held.update(held)
+
+
+def _execute(notebook, output: Path, params: dict, display) -> tuple[str, str | None]:
+    names: dict = {}
     for number, cell in enumerate(notebook.cells):
         cell.metadata["papermill"] = {"status": "running"}
         _save(notebook, output)

@@ -1,3 +1,4 @@
+import errno
 import os
 import re
 import signal
@@ -124,6 +125,26 @@ def test_a_stop_asked_of_an_earlier_execution_ends_no_later_one(notebook, tmp_pa
     monkeypatch.setattr(execute_module, "_execute_notebook", executes)
     assert execute_run(run, notebook=path, quiet=True) == "done"
     assert asked == [None]
+
+
+def test_a_notebook_that_cannot_be_put_in_its_place_fails_the_run(notebook, tmp_path, monkeypatch):
+    path = notebook()
+    run = plan_run(path, {}, root=tmp_path / "runs").prepare()
+    plain = os.replace
+
+    def stale(source, target):
+        if Path(target).name == "executed.ipynb":
+            raise OSError(errno.ESTALE, os.strerror(errno.ESTALE))
+        plain(source, target)
+
+    def executes(source, output, *_, **__):
+        output.write_text("{}")
+        return "done", None
+
+    monkeypatch.setattr(os, "replace", stale)
+    monkeypatch.setattr(execute_module, "_execute_notebook", executes)
+    assert execute_run(run, notebook=path, quiet=True) == "failed"
+    assert "Stale file handle" in run.status["error"]
 
 
 def test_run_of_other_code_than_planned_fails_before_it_begins(notebook, tmp_path):

@@ -106,10 +106,13 @@ def execute_run(
         except RunError as problem:  # one of the notebook's own form
             os.replace(run.path / "result.json", run.path / "result.unreadable.json")
             state, error = "failed", f"{problem} (it is now result.unreadable.json)"
-        if executing.is_file():
-            if (run.path / "executed.ipynb").is_dir():
-                move_aside(run.path, ["executed.ipynb"], "executed.ipynb is a folder")
-            os.replace(executing, run.path / "executed.ipynb")
+        try:
+            if executing.is_file():
+                if (run.path / "executed.ipynb").is_dir():
+                    move_aside(run.path, ["executed.ipynb"], "executed.ipynb is a folder")
+                os.replace(executing, run.path / "executed.ipynb")
+        except OSError as problem:  # a file server that is away for a moment
+            state, error = "failed", f"{type(problem).__name__}: {problem}"
         if ended:
             state, error = ended(state, error)
         if state not in GOING:  # else a scheduler starts the run again
