@@ -295,13 +295,6 @@ def test_run_in_a_folder_of_another_user_is_refused_as_such(tmp_path):
     assert done.stderr.splitlines()[-1].startswith("PermissionError: [Errno 13] Permission denied"), done.stderr
 
 
-def test_a_folder_of_another_user_is_named_with_the_way_out(tmp_path, monkeypatch):
-    says = "you may not write there; name a folder of your own with --runs-dir"
-    monkeypatch.setattr(os, "access", lambda path, how: False)
-    with pytest.raises(RunError, match=f"{tmp_path}: {says}"), lock.alone_in(tmp_path):
-        pass
-
-
 def test_a_full_disk_is_the_reason_where_a_lock_cannot_be_made(tmp_path, monkeypatch):
     plain = os.open
 

@@ -1,3 +1,4 @@
+import errno
 import fcntl
 import functools
 import os
@@ -132,6 +133,17 @@ def test_a_point_that_another_sweep_has_begun_meanwhile_is_not_run_twice(noteboo
     assert sorted(sweep.stdout.readline() for sweep in sweeps) == ["leave\n", "run\n"]
     for sweep in sweeps:
         sweep.communicate("\n")
+
+
+def test_a_folder_of_another_user_is_named_with_the_way_out(notebook, tmp_path, monkeypatch):
+    (entry,) = plan_sweep(notebook(), {"seed": "0"}, tmp_path / "runs")
+
+    def refuses(path, *_, **__):
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
+
+    monkeypatch.setattr(os, "mkdir", refuses)
+    with pytest.raises(RunError, match="runs/grid: you may not write there; name a folder of your own with --runs-dir"):
+        claim([entry])
 
 
 def test_a_sweep_takes_no_point_while_another_one_looks(notebook, tmp_path, monkeypatch):

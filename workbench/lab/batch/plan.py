@@ -118,16 +118,22 @@ def claim(entries: Sequence[Entry], state: str = "queued") -> list[Run]:
     """Prepare, of these entries of one notebook, those that no other process has taken since they were planned.
 
     Raises:
-        RunError: the notebook's code is no longer the planned one, or another process keeps this one from looking.
+        RunError: the notebook's code is no longer the planned one, another process keeps this one from looking, or a folder
+            is another user's.
     """
     first = entries[0]
-    with lock.alone_in(Path(first.root or runs_root()) / first.notebook.stem):  # two sweeps may want the same point
-        check_unchanged(first.how.get("code", {}))
-        if first.there is not None:
-            first.there.look()
-        for entry in entries:
-            entry.look_again()
-        return [entry.prepare(state) for entry in entries if entry.to_run]
+    try:
+        with lock.alone_in(Path(first.root or runs_root()) / first.notebook.stem):  # two sweeps may want the same point
+            check_unchanged(first.how.get("code", {}))
+            if first.there is not None:
+                first.there.look()
+            for entry in entries:
+                entry.look_again()
+            return [entry.prepare(state) for entry in entries if entry.to_run]
+    except PermissionError as error:
+        raise RunError(
+            f"{error.filename}: you may not write there; name a folder of your own with --runs-dir"
+        ) from None
 
 
 def code_of_run(run: Run) -> str:
