@@ -15,6 +15,7 @@ from benchmarks import (
     documented_verdicts,
     dose,
     error_rates,
+    every_place,
     evidence,
     false_alarms,
     frameworks,
@@ -86,6 +87,7 @@ CSVS: dict[str, Callable[[], str]] = {
 PARTS: dict[str, Callable[[], Iterable[str]]] = {
     "audit": audit.page,
     "audit costs": audit.costs_table,
+    "every_place": every_place.page,
     "corpus made": lambda: made_section(audit.provenance())[:-1],
     "public logs made": lambda: made_section(public_logs.provenance())[:-1],
     "held back": lambda: [f"- {public_logs.held_back()}."],
