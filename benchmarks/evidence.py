@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from benchmarks import dose
+from benchmarks import bf16_padding, dose
 from tools.record import ROOT, csv_next_to_page, csv_text, made_section, made_with, measured, table
 from workbench.curves.documented import Baseline, list_baselines, load_baseline
 from workbench.curves.figures import DescribedFigure
@@ -174,6 +174,7 @@ def page() -> list[str]:
     bf16 = measured("real_weights/padding")["parts"]["short texts"]["bfloat16"]
     none = ["None is stored yet: `make real` trains them, `python -m benchmarks.real` stores those that are finished."]
     made = [("examples and EOS", "`python -m benchmarks.dose`", made_with(measured("dose")))]
+    made += [("bf16 and pads", "`python -m benchmarks.bf16_padding`", made_with(measured("bf16_padding")))]
     made = [*(("SmolLM2", "`python -m benchmarks.real`", versions) for versions in made_arms()), *made]
     return [
         "# What was seen on real weights",
@@ -198,6 +199,7 @@ def page() -> list[str]:
         *(csv_next_to_page("smollm2.csv") if list(arms()) else none),
         "",
         *dose.page(measured("dose")),
+        *bf16_padding.page(measured("bf16_padding")),
         "## gemma-3-270m",
         "",
         "Results of a base model of 268 M parameters, in November 2026, on one thread of a CPU. Its weights were a Q4_K_M",
