@@ -113,6 +113,15 @@ def test_a_command_line_that_makes_no_sense_ends_2_with_the_usage(capsys, argume
     assert err.startswith("usage: workbench")
 
 
+@pytest.mark.parametrize(
+    ("arguments", "meant"),
+    [("audti outputs", "audit"), ("reward_report x", "reward-report"), ("run 00 --fail-on problems", "problem")],
+)
+def test_a_mistyped_command_or_choice_gets_the_closest_one(capsys, arguments, meant):
+    code, _, err = call(capsys, *arguments.split())
+    assert code == 2 and f"; did you mean '{meant}'? choose from '" in err
+
+
 def test_the_module_and_the_console_script_are_the_same_command():
     from importlib.metadata import entry_points
 

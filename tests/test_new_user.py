@@ -21,12 +21,20 @@ def only_run(root):
 @pytest.mark.parametrize(
     ("command", "says"),
     [
-        ("run 05_grpo", f"notebook '05_grpo': not found; there are 00_start_here, .*{EXAMPLE}"),
+        ("run 06_grpo", "notebook '06_grpo': not found; there are 00_start_here, .*07_"),
+        (f"run {EXAMPLE[:-1]}", f"did you mean '{EXAMPLE}'\\? there are 00_start_here"),
+        (
+            "run tests/conftest.py",
+            "tests/conftest.py: expected a notebook, a file ending in .ipynb; start a script with",
+        ),
         (f"run {EXAMPLE} -p stesp=80", "unknown parameter 'stesp': did you mean 'steps'?.*target"),
         (f"run {EXAMPLE} -p steps=1e3", "parameter steps='1e3': expected int in 0..1000000"),
         (f"run {EXAMPLE} -p seed=0..4", "expected int in .*only `workbench sweep` takes several values"),
         (f"run {EXAMPLE} --steps 80", "unrecognized arguments: --steps 80; .* `-p steps=80`$"),
         (f"run {EXAMPLE} -p model={SECRET}", "looks like an? .*environment"),
+        (f"run {EXAMPLE} -p seed=0-4", "did you mean the range 0..4\\? `workbench sweep` takes it"),
+        (f"sweep {EXAMPLE} -p seed=0-2", "expected int in 0..1000000; did you mean the range 0..2\\?"),
+        (f"sweep {EXAMPLE} -p seed=0:2,7", "seed='0:2': .* did you mean the range 0..2\\?"),
         (f"sweep {EXAMPLE} -p seed=0..9999999", "at most 10000 runs in a sweep"),
     ],
 )

@@ -5,6 +5,7 @@ import errno
 import inspect
 import json
 import os
+import re
 import sys
 import traceback
 from collections.abc import Callable, Sequence
@@ -12,7 +13,7 @@ from pathlib import Path
 
 from . import __version__
 from .conform.names import NAMES
-from .errors import ParameterError, WorkbenchError
+from .errors import ParameterError, WorkbenchError, did_you_mean
 from .runs.files import jsonable, parse_yaml
 from .runs.parameters import notebook_parameters, parse_assignments
 from .runs.run import Run, check_readable, list_runs, load_run, runs_root, what_is_unknown
@@ -86,11 +87,19 @@ def _meant_as_parameter(unknown: Sequence[str]) -> str:
 # --- what may be written --------------------------------------------------------------------------------------------
 
 
+class _Parser(argparse.ArgumentParser):
+    """A parser that names the closest of the words that an argument can be, which argparse itself does from Python 3.14 on."""
+
+    def error(self, message: str):
+        if wrong := re.search(r"invalid choice: '([^']*)' \((choose from .*)\)", message):
+            hint = did_you_mean(wrong[1], re.findall(r"[\w-]+", wrong[2]))
+            message = f"{message[: wrong.start()]}invalid choice: '{wrong[1]}'; {hint}{wrong[2]}"
+        super().error(message)
+
+
 def _parser() -> argparse.ArgumentParser:
     more = "`workbench COMMAND --help` shows the options of a command and an example"
-    parser = argparse.ArgumentParser(
-        prog="workbench", description="RL fine-tuning runs that can be trusted", epilog=more
-    )
+    parser = _Parser(prog="workbench", description="RL fine-tuning runs that can be trusted", epilog=more)
     parser.add_argument("--version", action="version", version=f"workbench {__version__}")
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
 

@@ -9,7 +9,6 @@ Any cell that papermill takes will do. Of a literal the type is checked, and wha
 
 import ast
 import dataclasses
-import difflib
 import functools
 import json
 import keyword
@@ -19,7 +18,7 @@ import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
-from ..errors import ParameterError
+from ..errors import ParameterError, did_you_mean
 from .secrets import hide_tokens, looks_like_token, names_secret
 
 SET_BY_RUNNER = ("out_dir", "interactive")  # parameters that say where a notebook runs, not what it does
@@ -192,8 +191,7 @@ def check_parameters(known: Mapping[str, Parameter], given: Mapping[str, object]
         if not known and (not name.isidentifier() or keyword.iskeyword(name)):
             raise ParameterError(f"parameter {name!r}: expected a valid Python name")
         if known and name not in known:
-            close = difflib.get_close_matches(name, known, n=1)
-            hint = f"did you mean {close[0]!r}? " if close else ""
+            hint = did_you_mean(name, known)
             raise ParameterError(f"unknown parameter {name!r}: {hint}this notebook takes {', '.join(known)}")
     return {name: _checked(known.get(name, Parameter(name, "any", None)), value) for name, value in given.items()}
 
@@ -241,6 +239,9 @@ def _checked(parameter: Parameter, value):
 def _wrong_value(parameter: Parameter, value) -> ParameterError:
     several = isinstance(value, str) and parameter.type != "bool" and ("," in value or ".." in value)
     hint = "; only `workbench sweep` takes several values: 1,2 or, for whole numbers, 0..4" if several else ""
+    counts = isinstance(value, str) and parameter.type in ("int", "number")
+    if counts and (span := re.fullmatch(r"(\d+)(?:-|:|\.\.\.)(\d+)", value)):
+        hint = f"; did you mean the range {span[1]}..{span[2]}? `workbench sweep` takes it"
     return ParameterError(f"parameter {parameter.name}={value!r}: expected {parameter.expected}{hint}")
 
 

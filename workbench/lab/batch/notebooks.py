@@ -7,7 +7,7 @@ import shutil
 import sys
 from pathlib import Path
 
-from ...errors import ParameterError, RunError
+from ...errors import ParameterError, RunError, did_you_mean
 from ...extras import packaged
 from ...runs.parameters import check_notebook_name
 
@@ -35,8 +35,14 @@ def find_notebook(name: str) -> Path:
     numbered = [file for stem, file in list_notebooks().items() if name.isdigit() and stem.startswith(f"{name}_")]
     if len(numbered) == 1:
         return numbered[0].resolve()
+    if os.path.exists(name):
+        raise ParameterError(
+            f"{name}: expected a notebook, a file ending in .ipynb; start a script with Python, and `workbench audit` reads "
+            "what it leaves"
+        )
     hint = f"; a parameter is given as -p {name}" if "=" in name else ""
-    raise ParameterError(f"notebook {name!r}: not found; there are {', '.join(list_notebooks())}{hint}")
+    names = list_notebooks()
+    raise ParameterError(f"notebook {name!r}: not found; {did_you_mean(name, names)}there are {', '.join(names)}{hint}")
 
 
 def metadata_of(notebook: Path) -> dict:
