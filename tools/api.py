@@ -214,22 +214,37 @@ def cli_page() -> str:
         "Exit codes: 0 success, 1 a run failed or something was found (each says what), 2 wrong input, 3 the command could "
         "not\nfinish (a full disk, an error of the workbench itself), 130 interrupted.\n"
     ]
-    for name, parser in commands.choices.items():
+    first: dict[str, str] = {}  # the line of an option -> the command that has it first
+    for command, parser in commands.choices.items():
         example = (parser.epilog or "").removeprefix("Example: ")
-        lines += [f"## workbench {name}\n", f"{parser.description}\n", f"    {example}\n"]
+        lines += [f"## workbench {command}\n", f"{parser.description}\n", f"    {example}\n"]
+        repeated: dict[str, list[str]] = {}  # an earlier command -> the options that are the same here
         for group in parser._action_groups:
-            actions = [a for a in group._group_actions if "-h" not in a.option_strings]
-            if actions and group.title not in ("positional arguments", "options"):
+            told = []
+            for action in group._group_actions:
+                if "-h" in action.option_strings:
+                    continue
+                line = _option(action).replace(str(runs_root()), "runs/")
+                earlier = first.setdefault(line, command)
+                if earlier == command or not action.option_strings:
+                    told.append(line)
+                else:
+                    repeated.setdefault(earlier, []).append(action.option_strings[-1])
+            if told and group.title not in ("positional arguments", "options"):
                 lines.append(f"{group.title[:1].upper()}{group.title[1:]}:\n")
-            for action in actions:
-                name = action.metavar or "|".join(action.choices or ()) or action.dest.upper()
-                options = ", ".join(action.option_strings)
-                shown = f"{options} {name}" if options and action.nargs != 0 else options or name
-                text = (action.help or "").replace(str(runs_root()), "runs/").replace("%%", "%")
-                lines.append(f"- `{shown}`" + (f": {text}" if text else ""))
-            if actions:
-                lines.append("")
+            lines += [*told, ""] if told else []
+        for earlier, options in repeated.items():
+            lines.append(f"As in `workbench {earlier}`: {', '.join(f'`{option}`' for option in options)}\n")
     return "\n".join([*lines, ENVIRONMENT])
+
+
+def _option(action: argparse.Action) -> str:
+    """The line of an argument or option: how it is written, and its help."""
+    name = action.metavar or "|".join(action.choices or ()) or action.dest.upper()
+    options = ", ".join(action.option_strings)
+    shown = f"{options} {name}" if options and action.nargs != 0 else options or name
+    text = (action.help or "").replace("%%", "%")
+    return f"- `{shown}`" + (f": {text}" if text else "")
 
 
 def pages() -> dict[str, str]:
