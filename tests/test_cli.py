@@ -5,6 +5,8 @@ import shlex
 import shutil
 import subprocess
 import sys
+from importlib.util import find_spec
+from pathlib import Path
 
 import pytest
 from conftest import NOTEBOOKS, ROOT, call, need, workbench, write_notebook, write_run
@@ -120,6 +122,60 @@ def test_a_command_line_that_makes_no_sense_ends_2_with_the_usage(capsys, argume
 def test_a_mistyped_command_or_choice_gets_the_closest_one(capsys, arguments, meant):
     code, _, err = call(capsys, *arguments.split())
     assert code == 2 and f"; did you mean '{meant}'? choose from '" in err
+
+
+COMPLETE = """. {script}
+COMP_WORDS=(workbench {words})
+COMP_CWORD=$(( ${{#COMP_WORDS[@]}} - 1 ))
+_shtab_workbench
+echo "${{COMPREPLY[@]}}"
+"""
+
+
+@pytest.fixture(scope="module")
+def script_for_bash(tmp_path_factory):
+    need(find_spec("shtab"), "shtab")
+    path = tmp_path_factory.mktemp("completion") / "workbench.bash"
+    path.write_text(workbench("completion", "bash").stdout)
+    return path
+
+
+@pytest.mark.parametrize(
+    ("words", "completed"),
+    [
+        ("aud", "audit"),
+        ("run 05_g", "05_grpo_docs_example"),
+        ("run 05_grpo_docs_example --dr", "--dry-run"),
+        ("sweep 05_grpo_docs_example --fail-on ''", "problem nothing"),
+        ("audit data/aud", "data/audit"),
+    ],
+)
+def test_bash_completes_commands_options_notebooks_and_files(script_for_bash, words, completed):
+    text = COMPLETE.format(script=script_for_bash, words=words)
+    path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+    process = subprocess.run(
+        ["bash", "-c", text], capture_output=True, text=True, cwd=ROOT, env=os.environ | {"PATH": path}
+    )
+    assert process.stdout.split() == completed.split(), process.stderr
+
+
+@pytest.mark.parametrize("shell", ["zsh", "fish"])
+def test_a_script_for_another_shell_names_each_command(capsys, shell):
+    need(find_spec("shtab"), "shtab")
+    code, out, _ = call(capsys, "completion", shell)
+    assert code == 0 and all(name.replace("_", "-") in out for name in COMMANDS)
+
+
+def test_without_shtab_a_line_says_how_to_get_it(capsys, monkeypatch):
+    monkeypatch.setitem(sys.modules, "shtab", None)
+    code, _, err = call(capsys, "completion", "bash")
+    assert (code, err) == (2, "workbench: workbench completion needs shtab: pip install shtab\n")
+
+
+def test_only_the_command_completion_loads_shtab():
+    code = "import sys; from workbench.cli import main; main(['list']); print('shtab' in sys.modules)"
+    process = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT)
+    assert process.stdout.splitlines()[-1] == "False", process.stderr
 
 
 def test_the_module_and_the_console_script_are_the_same_command():

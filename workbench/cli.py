@@ -13,7 +13,7 @@ from pathlib import Path
 
 from . import __version__
 from .conform.names import NAMES
-from .errors import ParameterError, WorkbenchError, did_you_mean
+from .errors import MissingDependencyError, ParameterError, WorkbenchError, did_you_mean
 from .runs.files import jsonable, parse_yaml
 from .runs.parameters import notebook_parameters, parse_assignments
 from .runs.run import Run, check_readable, list_runs, load_run, runs_root, what_is_unknown
@@ -208,6 +208,9 @@ def _parser() -> argparse.ArgumentParser:
     claim = "what it claims to be: " + ", ".join(NAMES)
     conform.add_argument("--as", required=True, metavar="NAME", dest="definition", help=claim)
     conform.add_argument("--json", action="store_true", help="one JSON object a case")
+
+    completion = command(_completion, of_runs=False)
+    completion.add_argument("shell", choices=("bash", "zsh", "fish"), help="shell that the script is for")
 
     doctor = command(_doctor, of_runs=False)
     doctor.add_argument("--trl", metavar="RELEASE", help="with --args: a release of TRL (default: the installed one)")
@@ -650,6 +653,28 @@ def _conform(args) -> int:
     from .conform.command import conform
 
     return conform(args.function, args.definition, as_json=args.json)
+
+
+def _completion(args) -> int:
+    """Print a script that lets a shell complete commands, options, notebooks and files; it needs the package shtab.
+
+    Write it to ~/.local/share/bash-completion/completions/workbench, or execute it in each shell.
+
+    Example: workbench completion bash
+    """
+    try:
+        import shtab
+    except ModuleNotFoundError:
+        raise MissingDependencyError("workbench completion needs shtab: pip install shtab") from None
+    parser = _parser()
+    (commands,) = (action.choices for action in parser._actions if isinstance(action, argparse._SubParsersAction))
+    for action in (action for command in commands.values() for action in command._actions):
+        if action.metavar == "NOTEBOOK":
+            action.complete = shtab.cmd("workbench list")  # asked at the Tab key, as the folder may have notebooks
+        elif action.type is Path or action.metavar in ("FILE", "FOLDER"):
+            action.complete = shtab.FILE
+    print(shtab.complete(parser, args.shell))
+    return 0
 
 
 def _doctor(args) -> int:
