@@ -70,6 +70,39 @@ def test_dry_run_shows_the_plan_of_another_model(capsys, tmp_path, monkeypatch):
     assert not (tmp_path / "runs").exists()
 
 
+ROW = '{"prompt": "a", "answer": "b"}\n'
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "says"),
+    [
+        ("right.jsonl", ROW * 3, "data +.*right.jsonl: 3 rows; columns prompt, answer"),
+        ("other.jsonl", '{"question": "a"}', "other.jsonl': expected a column `prompt`, it has .*question"),
+        ("broken.jsonl", '{"prompt": ', "broken.jsonl': cannot be read as .jsonl"),
+        ("absent.jsonl", None, "absent.jsonl': no such folder or file"),
+    ],
+)
+def test_dry_run_opens_the_data_set(capsys, tmp_path, monkeypatch, name, text, says):
+    monkeypatch.chdir(tmp_path)
+    if text is not None:
+        (tmp_path / name).write_text(text)
+    code, out, err = call(capsys, "run", EXAMPLE, "-p", f"dataset={name}", "--dry-run")
+    assert code == (0 if name == "right.jsonl" else 2)
+    assert re.search(says, out + err), out + err
+
+
+def test_dry_run_leaves_other_columns_to_the_notebook(capsys, tmp_path):
+    (tmp_path / "other.jsonl").write_text('{"question": "a"}')
+    command = ["run", "04", "-p", f"dataset={tmp_path / 'other.jsonl'}", "-p", "column=question", "--dry-run"]
+    code, out, _ = call(capsys, *command)
+    assert code == 0 and "rows; columns" not in out
+
+
+def test_dry_run_asks_no_hub(capsys):
+    code, out, _ = call(capsys, "run", EXAMPLE, "-p", "dataset=trl-lib/tldr", "--dry-run")
+    assert code == 0 and "trl-lib/tldr, on the hub: not opened" in out
+
+
 FILL = """\
 from pathlib import Path
 (run.path / 'metrics.jsonl').write_text('{{"step": 1}}\\n')

@@ -32,6 +32,7 @@ WITHOUT_TORCH = ("replay", "conform", "logs", "curves", "audit", "reward", "runs
 IMPORTS_LATER = {
     "cli.py": "a command loads the libraries of its own room alone",
     "experiments/recipes.py": "a model or data set is made only where a user names it",
+    "lab/batch/data.py": "torch is loaded only for the plan of a run with a data set of its user's own",
     "lab/batch/node.py": "papermill is loaded in the process that executes a notebook",
     "lab/batch/run.py": "papermill is loaded in the process that executes a notebook",
     "lab/late_vllm.py": "it runs in the kernel when vLLM is imported, where most kernels import no vLLM",

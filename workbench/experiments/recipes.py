@@ -208,6 +208,9 @@ def resolve_model(model: str) -> str:
     return model
 
 
+_FILES = {".jsonl": "json", ".json": "json", ".csv": "csv", ".parquet": "parquet"}
+
+
 def load_prompts(dataset: str, split: str = "train"):
     """Load prompts as a `datasets.Dataset` with a column `prompt`.
 
@@ -234,13 +237,15 @@ def load_prompts(dataset: str, split: str = "train"):
         return Dataset.from_list(task_rows(dataset, split))
     path = Path(dataset)
     if os.path.isfile(path):
-        kinds = {".jsonl": "json", ".json": "json", ".csv": "csv", ".parquet": "parquet"}
-        if path.suffix not in kinds:
-            raise ParameterError(f"dataset={dataset!r}: expected a folder or a file ending in {', '.join(kinds)}")
-        data = load_dataset(kinds[path.suffix], data_files=str(path), split="train")
+        if path.suffix not in _FILES:
+            raise ParameterError(f"dataset={dataset!r}: expected a folder or a file ending in {', '.join(_FILES)}")
+        try:
+            data = load_dataset(_FILES[path.suffix], data_files=str(path), split="train")
+        except Exception as error:  # each kind of file has errors of its own
+            cause = error.__cause__ or error
+            raise ParameterError(f"dataset={dataset!r}: cannot be read as {path.suffix} ({cause})") from error
     else:
-        if not os.path.isdir(path):
-            _reject_missing_path("dataset", dataset)
+        _reject_missing_path("dataset", dataset)
         try:
             data = load_dataset(dataset, split=split)
         except Exception as error:  # of a folder: no data files, no rows, no such split; hub errors share no base class
@@ -254,8 +259,14 @@ def load_prompts(dataset: str, split: str = "train"):
     return data
 
 
+def is_path(value: str) -> bool:
+    """Whether a model or data set is a file or folder here, or can be nothing else: a hub id is `name` or `owner/name`."""
+    looks = value.startswith((".", "/", "~")) or value.count("/") > 1 or Path(value).suffix in _FILES
+    return looks or os.path.exists(value)
+
+
 def _reject_missing_path(parameter: str, value: str) -> None:
-    if value.startswith((".", "/", "~")) or value.count("/") > 1:
+    if is_path(value) and not os.path.exists(value):
         raise ParameterError(f"{parameter}={value!r}: no such folder or file")
 
 

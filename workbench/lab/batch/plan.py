@@ -2,7 +2,8 @@
 
     seed=0..4 learning_rate=1e-4,3e-4        ten runs; a..b counts in ints, commas separate values
 
-A run that is done is not repeated, one that was interrupted goes on. All that is left of a sweep is its run folders.
+A run that is done is not repeated, one that was interrupted goes on: the run folders say what is done. The file next to them
+(`reports/sweep.py`) is for the comparison alone.
 """
 
 import contextlib
@@ -35,6 +36,7 @@ from ...runs.run import (
 )
 from ...runs.text import one_line
 from .code import check_unchanged, code_files, digest_of
+from .data import describe_data
 from .gpus import describe_gpus
 from .notebooks import check_kernel, find_notebook
 
@@ -347,11 +349,19 @@ def plan_text(entries: Sequence[Entry], gpus: int | None, *, on_slurm: bool = Fa
                 "folder": _folder_of(to_run),
                 "parameters": ", ".join(f"{k}={v!r}" for k, v in fixed.items()),
                 "0 means": _of_zeros(group[0].notebook, fixed),
+                "data": _data_of(to_run),
                 "GPUs": devices,
                 "hint": _toy_data_left(to_run),
             }
             text += "".join(f"       {name:10}  {one_line(value)}\n" for name, value in shared.items() if value)
     return text
+
+
+def _data_of(entries: Sequence[Entry]) -> str:
+    """What each data set of these runs holds."""
+    by_name = {str(entry.params.get("dataset")): entry for entry in entries}
+    texts = [describe_data(entry.notebook, entry.params) for entry in by_name.values() if entry.notebook]
+    return "; ".join(text for text in texts if text)
 
 
 def _of_zeros(notebook: Path, params: Mapping) -> str:
