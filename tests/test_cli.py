@@ -3,6 +3,7 @@ import os
 import re
 import shlex
 import shutil
+import socket
 import subprocess
 import sys
 from importlib.util import find_spec
@@ -14,6 +15,8 @@ from conftest import NOTEBOOKS, ROOT, call, need, workbench, write_notebook, wri
 from workbench import cli
 from workbench.audit import report
 from workbench.lab.batch.notebooks import find_notebook, list_notebooks
+from workbench.lab.batch.plan import Entry
+from workbench.lab.reports.sweep import build_sweep_report, remember_sweep
 from workbench.runs.run import list_runs
 
 
@@ -43,6 +46,34 @@ def test_redacted_reports_go_to_a_folder_of_their_own_and_name_no_host_or_path(c
     assert len(pages) == 2
     assert not any(str(tmp_path) in page for page in pages)
     assert not list((tmp_path / "runs").rglob("report*.html"))
+
+
+def test_report_redacts_the_pages_of_sweeps(capsys, tmp_path):
+    """The page of a sweep has an absolute path, a host and a command; `report --redact` left it out."""
+    data = tmp_path / "data" / "train.jsonl"
+    entries = []
+    for seed in (0, 1):
+        params = {"seed": seed, "dataset": str(data)}
+        metrics = [{"step": n, "elapsed_s": n, "reward": n / 9} for n in range(1, 9)]
+        run = write_run(tmp_path / "runs", f"2026-{seed}", notebook="mine", params=params, metrics=metrics)
+        entries.append(Entry({"seed": seed}, params, "run", run))
+    fixed = {"dataset": str(data)}
+    remember_sweep("mine", {"seed": "0..1"}, entries, fixed=fixed)
+    page = build_sweep_report("mine", {"seed": "0..1"}, entries, tmp_path / "reports", fixed=fixed)
+    assert str(tmp_path) in page.read_text()
+    assert call(capsys, "report", "--redact", "--runs-dir", tmp_path / "runs")[0] == 0
+    redacted = tmp_path / "reports-redacted" / page.name
+    text = redacted.read_text()
+    assert "2 runs: 2 done" in text and "[path]" in text
+    assert str(tmp_path) not in text and not re.search(rf"\b{socket.gethostname()}\b", text)
+    assert f">{page.stem}</a>" in (redacted.parent / "index.html").read_text()
+
+
+def test_report_names_a_sweep_that_it_cannot_read(capsys, tmp_path):
+    run = write_run(tmp_path / "runs", notebook="mine")
+    (run.path.parent / "sweep-12345678.json").write_text('{"points": 5}')
+    code, _, err = call(capsys, "report", "--runs-dir", tmp_path / "runs")
+    assert code == 0 and "sweep-12345678.json: no page of this sweep" in err
 
 
 @pytest.mark.parametrize(

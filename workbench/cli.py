@@ -318,8 +318,9 @@ def _sweep(args) -> int:
     if not _execute(args, entries):
         return 0
     from .lab.reports import default_folder
-    from .lab.reports.sweep import build_sweep_report  # loads what draws; a plan is shown without
+    from .lab.reports.sweep import build_sweep_report, remember_sweep  # loads what draws; a plan is shown without
 
+    remember_sweep(args.notebook, given, entries, fixed=fixed)
     folder = args.out or default_folder(args.runs_dir, redact=args.redact)
     page = build_sweep_report(args.notebook, given, entries, folder, fixed=fixed, redact=args.redact)
     print(f"report {page}")
@@ -528,7 +529,8 @@ def _new(args) -> int:
 def _report(args) -> int:
     """Build the HTML reports and their index; the pages open without a network.
 
-    Each run gets a report and a page of all its completions. A folder that stock TRL wrote gets the page of completions.
+    Each run gets a report and a page of all its completions, each sweep its comparison. A folder that stock TRL wrote gets the
+    page of completions.
 
     Example: workbench report --redact
     """
@@ -547,6 +549,12 @@ def _report(args) -> int:
         return 0
     code = _print_rows(runs, check_readable)
     folder = args.out or default_folder(args.runs_dir, redact=args.redact)
+    if not args.runs:
+        from .lab.reports.sweep import rebuild_sweep_reports  # loads what draws
+
+        _, unread = rebuild_sweep_reports(args.runs_dir or runs_root(), folder, redact=args.redact)
+        for line in unread:
+            print(one_line(hide_tokens(line)), file=sys.stderr)
     print(build_index(runs, folder, redact=args.redact))
     return code
 

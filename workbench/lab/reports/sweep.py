@@ -1,7 +1,9 @@
 """The comparison that a sweep ends in: its runs as a table, and the curves of groups that differ only in the seed."""
 
+import dataclasses
 import hashlib
 import html
+import json
 import re
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -14,7 +16,9 @@ from ...curves.curve import Curve
 from ...curves.documented import Baseline, list_baselines, load_baseline
 from ...curves.figures import show_curves
 from ...curves.measured import TAIL, group_table, last_part, measured_groups
+from ...runs.files import read_json, write_json
 from ...runs.parameters import command_line
+from ...runs.run import Run
 from .index import build_comparison
 from .page import hider
 
@@ -71,6 +75,59 @@ def build_sweep_report(
         limits=_limits(entries, groups),
         redact=redact,
     )
+
+
+@dataclasses.dataclass(frozen=True)
+class Point:
+    """A point of a sweep that was executed before: its run, None where it never started, and why it did not."""
+
+    varied: Mapping[str, object]
+    run: Run | None
+    problem: str = ""
+
+    @property
+    def name(self) -> str:
+        return ", ".join(f"{k}={v}" for k, v in self.varied.items())
+
+    @property
+    def state(self) -> str:
+        return self.run.status["state"] if self.run else "not started"
+
+
+def remember_sweep(
+    notebook: str, given: Mapping[str, str], entries: Sequence, *, fixed: Mapping[str, object] | None = None
+) -> None:
+    """Write next to the runs of a sweep what `rebuild_sweep_reports` reads; the parameters are those of the page."""
+    runs = [e.run for e in entries if e.run]
+    if not runs:
+        return
+    points = [{"varied": e.varied, "run": e.run.id if e.run else None, "problem": e.problem} for e in entries]
+    asked = {"notebook": notebook, "given": dict(given), "fixed": dict(fixed or {})}
+    digest = hashlib.sha256(json.dumps(asked, sort_keys=True).encode()).hexdigest()
+    write_json(runs[0].path.parent / f"sweep-{digest[:8]}.json", asked | {"points": points})
+
+
+def rebuild_sweep_reports(root: Path, folder: Path, *, redact: bool = False) -> tuple[list[Path], list[str]]:
+    """The page of each sweep below the folder of all runs, from its runs as they are now.
+
+    Returns:
+        The pages, and a line for each sweep that cannot be read.
+    """
+    pages, unread = [], []
+    for path in sorted(root.glob("*/sweep-*.json")):
+        try:
+            sweep = read_json(path, {})
+            folders = [path.parent / Path(str(point["run"])).name for point in sweep["points"]]
+            runs = [Run(one.resolve()) if (one / "params.json").is_file() else None for one in folders]
+            points = [
+                Point(point["varied"], run, str(point["problem"]))
+                for point, run in zip(sweep["points"], runs, strict=True)
+            ]
+            given, fixed = sweep["given"], sweep["fixed"]
+            pages.append(build_sweep_report(sweep["notebook"], given, points, folder, fixed=fixed, redact=redact))
+        except Exception as error:  # whatever is odd in one sweep, the others are shown
+            unread.append(f"{path}: no page of this sweep ({type(error).__name__}: {error})")
+    return pages, unread
 
 
 def _told_apart(labels: list[str], hide: Callable[[str], str]) -> list[str]:
