@@ -128,6 +128,7 @@ def show_curves(
     metric: str = "reward",
     window: float = 1,
     seed: int = 0,
+    columns: int = 2,
 ) -> DescribedFigure:
     """One metric of groups of runs and of documented runs, each unit and range on an axis of its own.
 
@@ -140,6 +141,7 @@ def show_curves(
         metric: name of the metric in the runs' logs and in the baselines.
         window: steps of the centred mean that smooths each seed first, at most a tenth of the run; 1 for none.
         seed: seed of the bootstrap resamples.
+        columns: panels side by side, at most; 1 where the figure is shown in a narrow place.
 
     Raises:
         ParameterError: an unknown name, nothing to draw, a group without runs, or seeds of one group that cannot be compared.
@@ -169,7 +171,7 @@ def show_curves(
         raise ParameterError(f"nothing to draw: no runs, and no baseline has a curve {metric!r}")
     panels = _panels(found)
     with matplotlib.rc_context({"text.parse_math": False}):  # `$` in a stop string begins no formula
-        figure = _figure(panels, metric)
+        figure = _figure(panels, metric, columns)
         figure.suptitle(title)
     drawn = [series for panel in panels for series in panel]
     without = [b.title for b in baselines if metric not in b.curves]
@@ -251,8 +253,8 @@ def _panels(found: list[Series]) -> list[list[Series]]:
     return [panel[n : n + size] for panel, size in pairs for n in range(0, len(panel), size)]
 
 
-def _figure(panels: list[list[Series]], metric: str) -> Figure:
-    columns = 1 if len(panels) == 1 else 2
+def _figure(panels: list[list[Series]], metric: str, columns: int) -> Figure:
+    columns = min(columns, len(panels))
     rows = math.ceil(len(panels) / columns)
     figure = Figure(figsize=(9 if columns == 1 else 13, 4.2 * rows), layout="constrained")
     drawn = 0

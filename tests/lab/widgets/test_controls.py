@@ -39,7 +39,8 @@ def test_every_control_has_a_description_and_a_tooltip(sampler, prompt, tmp_path
     choices = [c for explorer in explorers for c in explorer.controls.values() if isinstance(c, Choices)]
     controls += [view.stop, view.go_on, *(box for c in choices for box in c.boxes)]
     assert len(controls) == 17 + 1 + 3
-    assert all(c.children[0].value == c.description for c in choices)
+    controls += [part for c in choices for part in (c.search, c.all, c.none)]
+    assert all(c.head.value.startswith(f"{c.description}: ") for c in choices)
     assert all(c.description.strip() and c.tooltip.strip() for c in controls)
 
 
@@ -76,6 +77,27 @@ def test_of_several_choices_those_that_are_ticked_count():
     assert choices.value == (1, 3)
     assert seen == [(1, 3)]  # a result is computed once
     assert Choices("none", "", []).value == ()
+
+
+def test_all_and_none_change_the_boxes_that_a_search_shows():
+    choices = Choices("runs", "ticked", [("GRPO, Qwen2", 1), ("PPO, Qwen2", 2), ("GRPO, gemma", 3)], chosen=[2])
+    seen = []
+    choices.observe(lambda change: seen.append(change["new"]), names="value")
+    assert choices.value == (2,) and choices.head.value == "runs: 1 of 3"
+    choices.search.value = "qwen grpo"
+    assert [box.layout.display for box in choices.boxes] == ["", "none", "none"]
+    choices.all.click()
+    assert choices.value == (1, 2) and choices.head.value == "runs: 2 of 3"
+    choices.search.value = ""
+    choices.none.click()
+    assert choices.value == ()
+    choices.all.click()
+    assert seen == [(1, 2), (), (1, 2, 3)]  # a result is computed once for each button
+
+
+def test_a_list_without_options_says_so():
+    (label,) = Choices("runs", "ticked", [], empty="none are there").children
+    assert label.value == "runs: none are there"
 
 
 def test_a_list_says_which_key_opens_it_and_text_counts_once_it_is_left():

@@ -46,6 +46,13 @@ def test_choosing_another_family_and_side_changes_the_heat_map_and_its_alt_text(
     assert 'alt="llama, right padding, float32: without position ids at most' in explorer.result.value
 
 
+@pytest.mark.parametrize("family", ["falcon, rope", "falcon, alibi"])
+def test_a_family_with_one_kernel_of_its_own_is_shown(family):
+    """Falcon does not change its kernel later, and was always refused."""
+    shown = show_padding(family, "left", "float32")
+    assert shown.table.set_index("positions").drop(columns="text").loc["with them"].max(axis=None) < 1e-5
+
+
 @pytest.mark.parametrize("wrong", [{"family": "gpt5"}, {"dtype": "int8"}, {"side": "top"}])
 def test_an_unknown_family_dtype_or_side_is_refused(wrong):
     with pytest.raises(ParameterError, match=next(iter(wrong.values()))):

@@ -1,6 +1,6 @@
 """What the views share: controls above a result that follows them, the state as text."""
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 
 import ipywidgets
 import traitlets
@@ -10,6 +10,7 @@ from ...runs.text import visible
 
 _WIDE = ipywidgets.Layout(width="min(46em, 98%)")
 _NARROW = ipywidgets.Layout(width="22em")
+_SEARCH, _BUTTON = ipywidgets.Layout(width="14em"), ipywidgets.Layout(width="4.5em")
 
 _MARKS = dict.fromkeys(("ready", "trained", "done"), "\u2713")
 _MARKS |= {"refused": "!", "failed": "\u2717", "interrupted": "\u2016"}
@@ -40,25 +41,70 @@ def control(kind: type, description: str, tooltip: str, **options):
 class Choices(ipywidgets.VBox):
     """Several of many, each with a box to tick: in a list of several selected, JupyterLab would take the arrow keys.
 
-    `options` are (label, value) pairs, all chosen at first; `value` holds those that are ticked.
+    `options` are (label, value) pairs, of which those with a value in `chosen` begin ticked (None: all); `value` holds those
+    that are ticked. A search shows the boxes with its words; `all` and `none` tick and clear the boxes that are shown.
+    `empty` is shown where there are no options.
     """
 
     value = traitlets.Tuple()
 
-    def __init__(self, description: str, tooltip: str, options: Iterable[tuple[str, object]]):
-        options = list(options)
-        look = {"tooltip": tooltip, "indent": False, "layout": ipywidgets.Layout(width="97%")}
-        self.boxes = [ipywidgets.Checkbox(True, description=label, **look) for label, _ in options]
+    def __init__(
+        self,
+        description: str,
+        tooltip: str,
+        options: Iterable[tuple[str, object]],
+        *,
+        chosen: Collection | None = None,
+        empty: str = "none",
+    ):
+        self.description, self._options, self._together = description, list(options), False
+        self.boxes = [self._box(label, tooltip, chosen is None or value in chosen) for label, value in self._options]
+        words = f"shows the {description} with all of these words"
+        self.head = ipywidgets.Label()
+        self.search = ipywidgets.Text(
+            description="search", tooltip=words, layout=_SEARCH, style={"description_width": "initial"}
+        )
+        self.all, self.none = (
+            ipywidgets.Button(description=word, tooltip=f"{word} of the {description} shown here", layout=_BUTTON)
+            for word in ("all", "none")
+        )
+        self.all.on_click(lambda _: self._tick(True))
+        self.none.on_click(lambda _: self._tick(False))
+        self.search.observe(self._filter, names="value")
         scrolled = ipywidgets.VBox(self.boxes, layout=ipywidgets.Layout(max_height="15em", overflow="auto"))
-        super().__init__([ipywidgets.Label(description), scrolled], layout=ipywidgets.Layout(width="min(42em, 98%)"))
-        self.description = description
-
-        def count(_=None):
-            self.value = tuple(value for box, (_, value) in zip(self.boxes, options, strict=True) if box.value)
-
-        count()
+        tools = ipywidgets.HBox(
+            [self.head, self.search, self.all, self.none], layout=ipywidgets.Layout(flex_flow="row wrap")
+        )
+        parts = [tools, scrolled] if self.boxes else [ipywidgets.Label(f"{description}: {empty}")]
+        super().__init__(parts, layout=ipywidgets.Layout(width="min(42em, 98%)"))
+        self._count()
         for box in self.boxes:
-            box.observe(count, names="value")
+            box.observe(self._count, names="value")
+
+    @staticmethod
+    def _box(label: str, tooltip: str, ticked: bool) -> ipywidgets.Checkbox:
+        layout = ipywidgets.Layout(width="97%", flex="0 0 auto")  # its own, as a search hides single boxes
+        return ipywidgets.Checkbox(ticked, description=label, tooltip=tooltip, indent=False, layout=layout)
+
+    def _count(self, _=None) -> None:
+        if self._together:  # one change and not one for each box, as each draws the result anew
+            return
+        self.value = tuple(value for box, (_, value) in zip(self.boxes, self._options, strict=True) if box.value)
+        self.head.value = f"{self.description}: {len(self.value)} of {len(self.boxes)}"
+
+    def _tick(self, ticked: bool) -> None:
+        self._together = True
+        for box in self.boxes:
+            if box.layout.display != "none":
+                box.value = ticked
+        self._together = False
+        self._count()
+
+    def _filter(self, _=None) -> None:
+        words = self.search.value.lower().split()
+        for box in self.boxes:
+            shown = all(word in box.description.lower() for word in words)
+            box.layout.display = "" if shown else "none"
 
 
 class Explorer(ipywidgets.VBox):

@@ -71,7 +71,7 @@ def show_padding(
 
     if dtype not in DTYPES:
         raise ParameterError(f"dtype={dtype!r}: expected one of {', '.join(DTYPES)}")
-    texts, model = random_texts(*lengths), family_model(family)
+    texts, model = random_texts(*lengths), family_model(family, attn_implementation="eager")
     report = padding_report(model, None, texts, dtypes=[dtype], attentions=("eager",), extra_pads=pads)
     deltas = score_deltas(cast_copy(model, dtype), texts, side=side, pads=pads)
     figure = Figure(figsize=(10.5, 2 * (0.4 * len(texts) + 0.9)), layout="constrained")

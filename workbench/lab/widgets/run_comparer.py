@@ -2,13 +2,14 @@
 
 import dataclasses
 import inspect
-from collections.abc import Iterable, Iterator, Sequence
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import pandas as pd
 from ipywidgets import BoundedFloatText
 
 from ...curves.compare import documented_verdicts
-from ...curves.curve import Curve
+from ...curves.curve import Curve, why_incomparable
 from ...curves.documented import Baseline, as_baselines
 from ...curves.figures import DescribedFigure, show_curves
 from ...curves.measured import measured_groups
@@ -16,6 +17,8 @@ from ...errors import ParameterError, did_you_mean
 from ...runs.run import Run
 from ...runs.text import html_table, visible
 from .controls import Choices, Explorer, control
+
+NEAREST = 3  # documented runs that are chosen at first
 
 
 @dataclasses.dataclass(frozen=True)
@@ -53,7 +56,7 @@ def compare_runs(
     """
     baselines = as_baselines(baselines)
     groups, left_out = measured_groups(runs, metric)
-    figure = show_curves(groups, baselines, title=title, metric=metric, seed=seed)
+    figure = show_curves(groups, baselines, title=title, metric=metric, seed=seed, columns=1)
     verdicts = documented_verdicts(groups, baselines, tolerance=tolerance, metric=metric)
     return RunComparison(groups, left_out, figure, verdicts)
 
@@ -63,7 +66,7 @@ def run_comparer(runs: Sequence[Run], baselines: Iterable[Baseline | str], *, in
 
     Args:
         runs: to choose from; all are chosen at first.
-        baselines: likewise, or their names.
+        baselines: likewise, or their names; at first the three nearest to the runs are chosen (`nearest`).
         interactive: False returns the comparison of all and makes no widget.
         options: `tolerance`, the largest difference that still agrees, as the mean over a fifth of the points, in the unit of
             the metric (0: a tenth of the documented curve's range); `metric`, `seed` of the resamples, `title`.
@@ -89,12 +92,44 @@ def run_comparer(runs: Sequence[Run], baselines: Iterable[Baseline | str], *, in
 
     ticked = "in the figure and the tables when ticked"
     largest = "largest difference that agrees; 0: a tenth of the range"
+    metric = options.get("metric", "reward")
+    first = [one.name for one in nearest(measured_groups(runs, metric)[0], by_name.values(), metric)]
+    others = [name for name in by_name if name not in first]
+    titles = [(by_name[name].title, name) for name in [*first, *others]]
+    none = "none are there; `workbench run NOTEBOOK` makes one"
     controls = {
-        "runs": Choices("runs", ticked, _labels(runs)),
-        "documented": Choices("documented", ticked, [(b.title, name) for name, b in by_name.items()]),
+        "runs": Choices("runs", ticked, _labels(runs), empty=none),
+        "documented": Choices("documented", ticked, titles, chosen=first),
         "tolerance": control(BoundedFloatText, "tolerance", largest, value=options.get("tolerance", 0), min=0, max=1e9),
     }
     return Explorer(show, controls)
+
+
+def nearest(
+    groups: Mapping[str, Sequence[Curve]], baselines: Iterable[Baseline], metric: str = "reward"
+) -> list[Baseline]:
+    """The three documented runs most like these: of one unit and range, then of one range, then of about as many steps.
+
+    Example:
+        >>> mine = {"mine": [Curve("mine", range(1, 101), range(-100, 0), "characters from the target of 200", high=0.0)]}
+        >>> [one.name for one in nearest(mine, as_baselines(["rasbt-qwen3-0.6b-math-grpo-kl", "w3ng-qwen2.5-1.5b-tldr-grpo"]))]
+        ['w3ng-qwen2.5-1.5b-tldr-grpo', 'rasbt-qwen3-0.6b-math-grpo-kl']
+    """
+    mine = [curve for group in groups.values() for curve in group]
+
+    def distance(baseline: Baseline) -> tuple[bool, bool, float]:
+        other = baseline.curve(metric)
+        return min(
+            (
+                bool(why_incomparable(one, other)),
+                (one.low, one.high) != (other.low, other.high),
+                abs(math.log(max(other.x[-1], 1) / max(one.x[-1], 1))),
+            )
+            for one in mine
+        )
+
+    with_curve = [one for one in baselines if metric in one.curves]
+    return sorted(with_curve, key=distance)[:NEAREST] if mine else with_curve[:NEAREST]
 
 
 def _labels(runs: Sequence[Run]) -> Iterator[tuple[str, Run]]:
