@@ -159,6 +159,7 @@ def test_on_a_phone_the_index_shows_curve_headline_and_value_of_a_run(browser, p
     assert visit.page.get_by_text(FINDING.strip()).first.is_visible()
 
 
+NAME = "06_curves_against_baselines"
 BROKEN = """() => [...document.querySelectorAll("#runs td")].filter((e) => e.checkVisibility()).flatMap((e) => {
   const texts = document.createTreeWalker(e, NodeFilter.SHOW_TEXT), broken = [], range = document.createRange();
   for (let t; (t = texts.nextNode());) for (const word of t.data.matchAll(/[\\w=.]{2,20}/g)) {
@@ -175,6 +176,43 @@ def test_no_short_word_of_the_index_is_broken(browser, tmp_path, width):
         tmp_path / "runs", notebook="00_start_here", result=result, params={"seed": 1, "learning_rate": 0.0001}
     )
     visit = Visit(browser, build_index([run], tmp_path / "reports"), width)
+    assert visit.page.evaluate(BROKEN) == []
+
+
+@pytest.mark.parametrize("columns", [True, False], ids=["real runs", "few words"])
+def test_the_table_of_runs_is_whole_at_1280_pixels(browser, tmp_path, columns):
+    """Its last two columns were cut off."""
+    params = {"seed": 1, "model": "HuggingFaceTB/SmolLM2-135M-Instruct", "dataset": "number-words", "backend": "vllm"}
+    params |= {"steps": 400, "learning_rate": 1e-05, "comparisons": False, "seeds": 3, "target": 20}
+    says = (
+        "The reward rises by +12.3 (95% interval +10.1 to +14.5) from the first 5 to the last 5 of 400 steps; seeds: 3"
+    )
+    results = [
+        {"says": says, "holds": True},
+        {"says": says, "holds": None, "why": "wide"},
+        {"says": says, "holds": False},
+    ]
+    result = {"headline": {"name": "reward of the last 20 steps", "value": -12.345678}, "results": results}
+    metrics = [{"step": n, "elapsed_s": n, "reward": -n % 7} for n in range(1, 40)]
+    about = {"params": params, "result": result, "metrics": metrics} if columns else {}
+    runs = [write_run(tmp_path / "runs", f"20261126-21275{n}", notebook=NAME, **about) for n in range(2)]
+    for run in runs:
+        finding = {
+            "title": "zero-gradient (equal-rewards)",
+            "severity": "problem",
+            "because": "",
+            "advice": "",
+            "expected": False,
+        }
+        finding |= {"says": "100% of the steps change nothing, as in each group all rewards are equal."}
+        training = {"name": "", "checked": 17, "rules": 28, "findings": [finding]}
+        write_json(run.path / "audit.json", {"trainings": [training], "error": ""})
+    visit = Visit(browser, build_index(runs, tmp_path / "reports"), 1280)
+    visit.check()
+    inside, outside = visit.page.evaluate(
+        "(t => [t.scrollWidth, t.parentElement.clientWidth])(document.querySelector('#runs'))"
+    )
+    assert inside <= outside
     assert visit.page.evaluate(BROKEN) == []
 
 
