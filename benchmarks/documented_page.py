@@ -154,6 +154,8 @@ def page() -> list[str]:
         "",
         *csv_next_to_page("baselines.csv"),
         "",
+        '<a id="what-a-reward-measured"></a>',
+        "",
         "## What a reward measured",
         "",
         "Runs that give reward and truncated share of each seed. Where their changes from step to step correlate near -1, and",

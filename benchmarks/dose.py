@@ -114,6 +114,8 @@ def page(result: dict) -> list[str]:
         f"{way}: {what}" for way in WAYS for what in ("steps with a gradient", "EOS at the end", "held-out, seeds")
     ]
     return [
+        '<a id="where-many-completions-end-with-eos"></a>',
+        "",
         "## Where many completions end with EOS",
         "",
         f"![{(drawn := figure(result)).alt}](../images/dose.svg)",

@@ -352,6 +352,8 @@ def page() -> list[str]:
         "positions; the rules `mismatch` and `padding-positions` find that. Toys are not large models, 40 steps are few, and",
         "the trainings were chosen by hand.",
         "",
+        '<a id="an-engine-that-is-one-sync-late"></a>',
+        "",
         "## An engine that is one sync late",
         "",
         "The same trainings, but each sync sends the weights of the sync before. The probe names it in "

@@ -68,8 +68,8 @@ def tokens(report: StepReport, pad: int) -> dict:
 
 def figure(result: dict) -> DescribedFigure:
     """Draw each token that the loss takes, row by row: the completion's own, and those behind its end."""
-    drawn = Figure(figsize=(9, 2.6), layout="constrained")
-    panels = drawn.subplots(1, 2, sharey=True)
+    drawn = Figure(figsize=(4.6, 4.8), layout="constrained")  # narrow, as a phone makes a wide one too small to read
+    panels = drawn.subplots(2, 1, sharex=True)
     titles = {"stock": "Stock TRL", "workbench": "The two lines changed"}
     width = max(row["own"] + row["pads"] for arm in titles for row in result[arm]["rows"])
     said = []
@@ -82,15 +82,15 @@ def figure(result: dict) -> DescribedFigure:
         ax.pcolormesh(cells, cmap=ListedColormap([*KINDS.values()]), vmin=0, vmax=2, edgecolors="white", linewidth=1.5)
         ax.invert_yaxis()
         verdict = result[arm]["headline"].partition(",")[0]
-        ax.set_title(f"{title}: check_step says “{verdict}”", fontsize=10, loc="left")
-        ax.set(xlabel="token of the completion", yticks=[], xticks=range(0, width + 1, 5))
+        ax.set_title(f"{title}\ncheck_step says “{verdict}”", fontsize=11, loc="left")
+        ax.set(ylabel="completion", yticks=[], xticks=range(0, width + 1, 5))
         ax.spines[:].set_visible(False)
         pads, own = (sum(row[kind] for row in rows) for kind in ("pads", "own"))
         said.append(f"{title}: {own} tokens of the completions and {pads} behind their ends; {verdict}")
-    panels[0].set_ylabel("completion")
+    panels[-1].set_xlabel("token of the completion")
     legend = {"in the loss": "sampled", "after the end": "behind the completion's end, in the loss"}
     handles = [Patch(color=KINDS[kind], label=label) for kind, label in legend.items()]
-    drawn.legend(handles=handles, loc="outside lower center", ncols=2, frameon=False)
+    drawn.legend(handles=handles, loc="outside lower center", frameon=False)
     alt = f"Tokens that the loss takes in one step of GRPO. {'. '.join(said)}."
     table = pd.DataFrame([{"arm": arm, **row} for arm in titles for row in result[arm]["rows"]])
     return DescribedFigure(drawn, alt=alt, table=table)

@@ -229,6 +229,8 @@ def page() -> list[str]:
     hits = sum(row["right"] for row in result["planted"].values())
     silent = sum(not names for names in result["healthy"].values())
     return [
+        '<a id="what-a-reward-pays-for"></a>',
+        "",
         "## What a reward pays for",
         "",
         f"`reward_report` named {hits} of {len(result['planted'])} planted rewards, whose made-up policies exploit them more",

@@ -92,6 +92,22 @@ def test_every_link_of_a_page_leads_somewhere(page):
             assert anchor in slugs or f'id="{anchor}"' in text, f"{page.name}: {target}"
 
 
+def shown_by_jupyterlab(page) -> set[str]:
+    """What a link can name in JupyterLab: the words of a heading as they are written, and the id of an `<a id=...>`."""
+    text = prose(page)
+    headings = [re.sub(r"`|\[|\]\([^)]*\)", "", line).strip() for line in re.findall(r"^#+ (.*)$", text, re.M)]
+    return {heading.replace(" ", "-") for heading in headings} | set(re.findall(r'<a id="([^"]+)"></a>', text))
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda p: str(p.relative_to(ROOT)))
+def test_jupyterlab_opens_a_link_at_its_section(page):
+    """It keeps the capitals of headings, where other viewers write the names of sections in small letters."""
+    links = re.findall(r"\]\(([^)\s:]*\.md)?#([\w-]+)\)", prose(page))
+    sections = [(page.parent / file if file else page, name) for file, name in links]
+    missing = [f'{path.name}: <a id="{name}"></a>' for path, name in sections if name not in shown_by_jupyterlab(path)]
+    assert missing == []
+
+
 def test_the_releases_of_the_table_are_those_that_were_seen():
     seen = json.loads((ROOT / "data" / "defects.json").read_text())["results"]
     release = lambda name: tuple(map(int, name.split(".")))  # noqa: E731
