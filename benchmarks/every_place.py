@@ -483,7 +483,7 @@ def measure(every: int, scratch: Path, say: Callable[[str], object] = print) -> 
     for row in counted:
         key = (row["scenario"], row["call"], row["fault"])
         row |= {what: rows[(*key, what)] for what in ("tried", "as undisturbed")}
-    return {"places": places, "every": every, "shapes": len(built), "rows": counted, "problems": problems}
+    return {"places": places, "every": every, "shapes": len(built), "counts": counted, "problems": problems}
 
 
 def warm_up(given: Sequence[Scenario], scratch: Path) -> None:
@@ -506,9 +506,9 @@ def page() -> list[str]:
     result = measured("every_place")
     parts = []
     for call in FAULTS:
-        rows = [row for row in result["rows"] if row["call"] == call]
+        rows = [row for row in result["counts"] if row["call"] == call]
         parts.append(f"{call} {sum(row['as undisturbed'] for row in rows)} of {sum(row['tried'] for row in rows)}")
-    tried = sum(row["tried"] for row in result["rows"])
+    tried = sum(row["tried"] for row in result["counts"])
     return [f"{', '.join(parts)}; {tried:,} of {result['places']:,} places were tried ({made_with(result)})."]
 
 

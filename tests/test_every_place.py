@@ -76,6 +76,6 @@ def test_a_run_survives_faults_at_some_of_its_places(tmp_path):
     result = json.loads((tmp_path / "result.json").read_text())
     left = [each for each in result["problems"] if "temporary file" not in each or ".html." not in each]
     assert left == [], done.stderr[-3000:]  # a page that is killed as it is written leaves its temporary file
-    assert {row["scenario"] for row in result["rows"]} == {"run", "sweep", "resume"}
-    assert {"open", "write", "rename"} <= {row["call"] for row in result["rows"]} <= FAULTS.keys()
-    assert sum(row["tried"] for row in result["rows"]) >= 20
+    assert {row["scenario"] for row in result["counts"]} == {"run", "sweep", "resume"}
+    assert {"open", "write", "rename"} <= {row["call"] for row in result["counts"]} <= FAULTS.keys()
+    assert sum(row["tried"] for row in result["counts"]) >= 20
