@@ -74,7 +74,7 @@ def _drop_unwritable() -> None:
 
 
 def _meant_as_parameter(unknown: Sequence[str]) -> str:
-    """What to say of options that `run` and `sweep` do not have: most likely a parameter of the notebook is meant."""
+    """Return what to say of options that `run` and `sweep` do not have: most likely a parameter of the notebook is meant."""
     option, sign, value = unknown[0].partition("=")
     if not sign:
         value = unknown[1] if len(unknown) > 1 and not unknown[1].startswith("--") else "VALUE"

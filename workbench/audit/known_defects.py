@@ -180,7 +180,7 @@ MET: dict[str, tuple[Sequence[str], Callable[[Settings], Met]]] = {
 
 
 def met_by(name: str, settings: Settings) -> Met:
-    """Whether settings meet a defect."""
+    """Say whether settings meet a defect."""
     trainers, rule = MET[name]
     return rule(settings) if settings.trainer in trainers else NO
 

@@ -106,7 +106,7 @@ class RunAudit:
         return "\n".join([self._head(), *self._found(), *self._open()])
 
     def _repr_html_(self) -> str:
-        """What was found as a table, then how many rules were checked, then the others: three, and the rest folded."""
+        """Return what was found as a table, then how many rules were checked, then the others: three, and the rest folded."""
         name = "/".join(Path(self.run).parts[-2:])  # enough to know it by, and no path of a machine
         page = f"<p><b>{html.escape(name)}</b>: {html.escape(_count(self.findings))}</p>"
         seen = [f for f in self.findings if f.verdict == FOUND]

@@ -127,7 +127,7 @@ def _limit(log: Log) -> int | None:
 
 
 def _one_step_a_line(log: Log, longest: np.ndarray) -> bool:
-    """Whether a line is of one batch: the longest length of a batch is a whole number, a mean of several seldom is."""
+    """Say whether a line is of one batch: the longest length of a batch is a whole number, a mean of several seldom is."""
     known = longest[~np.isnan(longest)]
     return bool((known == np.round(known)).all()) and log.each_step
 
@@ -155,7 +155,7 @@ def _consistent(log: Log, logged: np.ndarray, clipped: np.ndarray) -> Finding:
 
 
 def _varied(log: Log) -> bool:
-    """Whether lengths below the longest occur: else all rows may just be equally long."""
+    """Say whether lengths below the longest occur: else all rows may just be equally long."""
     mean, longest, ended = (log.logged(name) for name in ("mean_length", "max_length", "mean_terminated_length"))
     if mean is None or longest is None:
         return False
@@ -164,7 +164,7 @@ def _varied(log: Log) -> bool:
 
 
 def _free_texts(log: Log) -> bool:
-    """Whether completions differ so much, at least 10 nats each, that only a limit makes so many equally long."""
+    """Say whether completions differ so much, at least 10 nats each, that only a limit makes so many equally long."""
     entropy, length = log.logged("entropy"), log.logged("mean_length")
     return entropy is not None and length is not None and bool(np.nanmedian(entropy * length) >= 10)
 

@@ -274,7 +274,7 @@ def _hard_and_easy(log: Log, equal: np.ndarray) -> tuple[float | None, float | N
 
 
 def _has_a_kl_term(log: Log) -> bool:
-    """Whether something other than rewards makes a gradient: a penalty on the KL to the reference, or verl's entropy."""
+    """Say whether something other than rewards makes a gradient: a penalty on the KL to the reference, or verl's entropy."""
     kl = log.metric("kl")
     return (kl is not None and bool(np.nanmax(np.abs(kl)) > 0)) or log.trainer == "verl"
 
@@ -307,7 +307,7 @@ def _causes(log: Log, dead: np.ndarray, equal: np.ndarray | None) -> dict[str, n
 
 
 def _carried(values: np.ndarray) -> np.ndarray:
-    """Where a step has no value, that of the step before: it used the same completions once more."""
+    """Fill a step without a value with that of the step before: it used the same completions once more."""
     return pd.Series(values).ffill().to_numpy()
 
 
@@ -377,7 +377,7 @@ def _advice(log: Log, cause: str) -> str:
 
 
 def _level(dead: float, reward: np.ndarray, top: float | None) -> tuple[str, str]:
-    """Where the mean reward of steps without gradient stands, in words, and how severe that is.
+    """Return where the mean reward of steps without gradient stands, in words, and how severe that is.
 
     Where `top`, the largest possible, is None, the largest of the run may be a solved task, which is no problem.
     """

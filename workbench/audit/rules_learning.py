@@ -127,7 +127,7 @@ def _absurd_norm(log: Log) -> np.ndarray | None:
 
 
 def _runs_away(log: Log) -> bool:
-    """Whether lengths doubled, many completions count as cut, or the KL or the entropy says that the policy is lost."""
+    """Say whether lengths doubled, many completions count as cut, or the KL or the entropy says that the policy is lost."""
     length, clipped = log.logged("mean_length"), log.logged("clipped_ratio")
     first, last = (0.0, 0.0) if length is None else quarters(length)
     cut = clipped is not None and quarters(clipped)[1] >= 0.25

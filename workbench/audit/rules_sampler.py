@@ -108,7 +108,7 @@ _CAUSES = {
 
 
 def _only_more_likely(log: Log, difference: np.ndarray) -> bool:
-    """Whether scorer over sampler is at most 1 in each step: what top_p, top_k and min_p do, and noise does not.
+    """Say whether scorer over sampler is at most 1 in each step: what top_p, top_k and min_p do, and noise does not.
 
     They leave out tokens and share their probability out among the rest, so every sampled token is more likely to the
     sampler. Any other difference makes some tokens less likely to it, because both sets of probabilities add up to 1.
@@ -123,7 +123,7 @@ def _only_more_likely(log: Log, difference: np.ndarray) -> bool:
 
 
 def _products_are_as_small(log: Log, difference: np.ndarray, apart: np.ndarray) -> bool:
-    """Whether ratios of whole, long completions, TRL's default, are as small as top_p makes them.
+    """Say whether ratios of whole, long completions, TRL's default, are as small as top_p makes them.
 
     A product of that many ratios is far below 1 with any mismatch. Where the ratio of every token is below 1, the logarithm of
     the product is minus the sum of the differences, so that the smallest is at most exp(-difference x length).

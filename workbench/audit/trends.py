@@ -10,7 +10,7 @@ _MOST = 400  # points that the interval is computed from: its matrix has their s
 
 
 def change(values: np.ndarray | None, level: float = 0.99) -> Interval | None:
-    """How much a metric changed over its finite steps; None with fewer than 8 of them, or with no noise to judge by."""
+    """Return how much a metric changed over its finite steps; None with fewer than 8 of them, or with no noise to judge by."""
     if values is None:
         return None
     finite = values[~np.isnan(values)]
@@ -27,7 +27,7 @@ def thinned(values: np.ndarray, most: int = _MOST) -> np.ndarray:
 
 
 def rises(values: np.ndarray | None) -> bool:
-    """Whether a metric surely grew; False also where too few steps tell."""
+    """Say whether a metric surely grew; False also where too few steps tell."""
     found = change(values)
     return found is not None and bool(found.low > 0)
 
@@ -42,13 +42,13 @@ def quarters(values: np.ndarray) -> tuple[float, float]:
 
 
 def ends_at_the_top(log) -> bool:
-    """Whether the reward of the last quarter is the largest there is, within 5%."""
+    """Say whether the reward of the last quarter is the largest there is, within 5%."""
     reward, top = log.metric("reward"), highest_reward(log)
     return reward is not None and top is not None and top > 0 and quarters(reward)[1] >= 0.95 * top
 
 
 def nears_its_ceiling(log) -> bool:
-    """Whether little is left to learn as far as a log shows: mean rewards from 0 to 1 that end at 0.9 or more.
+    """Say whether little is left to learn as far as a log shows: mean rewards from 0 to 1 that end at 0.9 or more.
 
     The largest reward is then 1 if the best completion of nearly every step got 1 (verl), or if a step has a mean of 0.95 or
     more. It is a guess where the settings do not say it, so only the warning that nothing is learned gives way to it.
@@ -60,7 +60,7 @@ def nears_its_ceiling(log) -> bool:
 
 
 def ends_at_its_best(reward: np.ndarray) -> bool:
-    """Whether the last quarter is at the highest of the run, within 5% of its range: it may be solved."""
+    """Say whether the last quarter is at the highest of the run, within 5% of its range: it may be solved."""
     low, high = np.nanmin(reward), np.nanmax(reward)
     return bool(high > low and high - quarters(reward)[1] <= 0.05 * (high - low))
 
@@ -89,7 +89,7 @@ def zero_rate(log) -> np.ndarray | None:
 
 
 def _is_rounded(log) -> bool:
-    """Whether all numbers of a log have at most four decimals."""
+    """Say whether all numbers of a log have at most four decimals."""
     values = log.steps.drop(columns=["step", "epoch", "episodes"], errors="ignore").to_numpy(float)
     values = values[np.isfinite(values)] * 1e4
     return bool(np.allclose(values, np.round(values), rtol=0, atol=1e-4))

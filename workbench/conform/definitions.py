@@ -179,7 +179,7 @@ def cases_of(name: str, question: Question) -> list[tuple[list[int], Case]]:
 
 
 def answer_of(name: str, question: Question, changes: Mapping[str, Any] | None = None) -> Answer:
-    """What the reference answers.
+    """Return what the reference answers.
 
     Args:
         name: of the definition.

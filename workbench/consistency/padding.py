@@ -137,7 +137,7 @@ def token_logprobs(
 
 
 def model_inputs(model: torch.nn.Module, batch: Mapping, positions: str) -> dict:
-    """What the model's forward takes for a checked batch, position ids included where they are `explicit`."""
+    """Return what the model's forward takes for a checked batch, position ids included where they are `explicit`."""
     ids, mask = check_batch(batch)
     inputs = {"input_ids": ids, "attention_mask": mask, "use_cache": False}
     if positions not in POSITIONS:

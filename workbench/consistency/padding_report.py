@@ -255,7 +255,7 @@ def length_threshold(model: Any) -> int:
 
 
 def use_of_positions(model: Any, sequence: list[int]) -> str:
-    """What the model does with position ids."""
+    """Return what the model does with position ids."""
     ids = torch.tensor([sequence], device=next(model.parameters()).device)
     right = torch.arange(len(sequence), device=ids.device).unsqueeze(0)
     inputs = {"input_ids": ids, "attention_mask": torch.ones_like(ids), "use_cache": False}

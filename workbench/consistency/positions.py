@@ -51,12 +51,12 @@ def unwrapped(model: torch.nn.Module):
 
 
 def takes_position_ids(model: torch.nn.Module) -> bool:
-    """Whether forward has a parameter `position_ids` of its own; `**kwargs` that take it and drop it do not count."""
+    """Say whether forward has a parameter `position_ids` of its own; `**kwargs` that take it and drop it do not count."""
     return "position_ids" in _parameters(unwrapped(model))
 
 
 def derives_positions(model: torch.nn.Module) -> bool:
-    """Whether the model counts positions itself, from the mask or the ids: giving it others changes nothing or is wrong.
+    """Say whether the model counts positions itself, from the mask or the ids: giving it others changes nothing or is wrong.
 
     It is seen by the parts that do it: a position table that takes the mask (OPT), positions made from the ids that
     begin after the pad id (RoBERTa), three-dimensional positions of text and images (Qwen-VL).
@@ -126,7 +126,7 @@ def with_position_ids(model: torch.nn.Module) -> RemovableHandle:
 
 
 def fills_position_ids(model: torch.nn.Module) -> bool:
-    """Whether the model has the hook of `with_position_ids`."""
+    """Say whether the model has the hook of `with_position_ids`."""
     return fill_position_ids in backbone(model)._forward_pre_hooks.values()
 
 

@@ -121,7 +121,7 @@ def _fifths(start: np.ndarray, width: np.ndarray, values: np.ndarray) -> np.ndar
 
 
 def _noise_reach(one: Curve, error: float) -> np.ndarray:
-    """How far noise around its own trend moves a curve's mean over each fifth at most, (5,)."""
+    """Return how far noise around its own trend moves a curve's mean over each fifth at most, (5,)."""
     from scipy.special import stdtrit
 
     noise, freedom = noise_covariance(one.y, degree=int(np.clip(len(one.y) // 8, 2, 6)))
@@ -160,7 +160,7 @@ def _judge(curve: Curve, one, seeds, starts, limit, level: float) -> SeedVerdict
 
 
 def _is_other_speed(one: np.ndarray, path: np.ndarray, near: np.ndarray) -> bool:
-    """Whether a curve's fifths, (5,), pass the levels of a seed's path in its order: sooner, later or not to the end."""
+    """Say whether a curve's fifths, (5,), pass the levels of a seed's path in its order: sooner, later or not to the end."""
     levels, at = np.interp(np.arange(0, len(path) - 0.99, 0.01), np.arange(len(path)), path), 0
     for value, reach in zip(one, near, strict=True):
         fits = np.abs(levels[at:] - value) <= reach

@@ -124,7 +124,7 @@ def load_baseline(name: str) -> Baseline:
 
 
 def _check_units(path: Path, value: dict) -> None:
-    """Whether curves are comparable is judged by their units: each has one, and the reward's curve has the reward's."""
+    """Say whether curves are comparable is judged by their units: each has one, and the reward's curve has the reward's."""
     parts = {"reward": value["reward"]}
     for kind in ("curve", "figure"):
         parts |= {f"{kind} {name!r}": part for name, part in value[f"{kind}s"].items()}

@@ -341,7 +341,7 @@ def _caption(panels: list[list[Series]], without: list[str], metric: str, window
 
 
 def _comparable(drawn: list[Series]) -> list[str]:
-    """What can be compared: of curves in one unit and range their values, of others only when and whether they move."""
+    """Return what can be compared: of curves in one unit and range their values, of others only when and whether they move."""
     axes: dict[tuple[str, str], list[Series]] = {}
     for one in drawn:
         axes.setdefault((one.curves[0].unit, one.curves[0].range), []).append(one)

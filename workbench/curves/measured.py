@@ -144,7 +144,7 @@ def _without_seeds(overrides):
 
 
 def _name(label: str, inside: str, recipe: dict) -> str:
-    """What distinguishes most groups; groups that it does not are numbered."""
+    """Return what distinguishes most groups; groups that it does not are numbered."""
     rate, steps = recipe.get("learning_rate"), recipe.get("max_steps")
     inside = re.sub(r"-(?=\S)|-$", " ", inside.replace("--", ", ")).strip(", ")  # a folder's name as it was in words
     parts = [

@@ -149,7 +149,7 @@ def result_at(curve: Curve, end: float) -> float:
 
 
 def place(one: Curve, others: Sequence[Curve]) -> Verdict:
-    """Where a run stands among others of the same recipe: means of the last 20 steps that it and 3 others or more have.
+    """Return where a run stands among others of the same recipe: means of the last 20 steps that it and 3 others or more have.
 
     - inside the spread: within the t prediction interval over the others, which holds one more run of 95%.
     - above, below: outside.

@@ -50,7 +50,7 @@ class Interval:
         return bool(self.low > bound), ""
 
     def within(self, margin: float) -> tuple[bool | None, str]:
-        """Whether the number is equivalent to 0: as far as its interval reaches it lies within `margin` on both sides.
+        """Say whether the number is equivalent to 0: as far as its interval reaches it lies within `margin` on both sides.
 
         The margin is fixed before the training, at most a tenth of the run's own rise. None where the interval shows neither.
         """
@@ -216,14 +216,14 @@ def _t_bound(freedom: int, level: float) -> float:
 
 
 def _noncentrality(freedom: int, level: float, power: float = POWER) -> float:
-    """How many standard errors a difference has to be, for a t test to see it with this power."""
+    """Return how many standard errors a difference has to be, for a t test to see it with this power."""
     from scipy.special import nctdtrinc
 
     return float(nctdtrinc(freedom, 1 - power, _t_bound(freedom, level)))
 
 
 def change_interval(values: ArrayLike, *, level: float = 0.95, degree: int = 3, mixed: bool = False) -> Interval:
-    """How much a run changed: mean of its last fifth of steps less that of its first, with a t interval.
+    """Return how much a run changed: mean of its last fifth of steps less that of its first, with a t interval.
 
     An interval above 0 shows a rise. One that holds 0 does not show that nothing was learned; it shows no learning. Of
     runs that do not change, up to 6% are said to have changed, at 40 steps or more with lag-1 autocorrelation up to 0.8; at
@@ -263,7 +263,7 @@ def ends(values: ArrayLike) -> tuple[float, float]:
 
 
 def noise_covariance(values: ArrayLike, degree: int = 3, mixed: bool = False) -> tuple[np.ndarray, int]:
-    """How the steps of one run scatter around their trend: covariance, (N, N), and its degrees of freedom.
+    """Return how the steps of one run scatter around their trend: covariance, (N, N), and its degrees of freedom.
 
     The trend is a polynomial, the noise autoregressive of order 1. Every autocorrelation from 0 to 0.95 counts by its
     restricted likelihood: the likeliest alone would be too sure of itself in a short run, and ordinary likelihood finds

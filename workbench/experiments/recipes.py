@@ -260,7 +260,7 @@ def load_prompts(dataset: str, split: str = "train"):
 
 
 def is_path(value: str) -> bool:
-    """Whether a model or data set is a file or folder here, or can be nothing else: a hub id is `name` or `owner/name`."""
+    """Say whether a model or data set is a file or folder here, or can be nothing else: a hub id is `name` or `owner/name`."""
     looks = value.startswith((".", "/", "~")) or value.count("/") > 1 or Path(value).suffix in _FILES
     return looks or os.path.exists(value)
 

@@ -158,7 +158,7 @@ def _append(session, url: str, part: Path) -> None:
 
 
 def pip_setting(name: str) -> str | None:
-    """What pip is set to, as `index-url`: by its environment variable, else by its configuration files.
+    """Return what pip is set to, as `index-url`: by its environment variable, else by its configuration files.
 
     Example:
         >>> pip_setting("no-such-setting") is None

@@ -38,7 +38,7 @@ def last_checkpoint(folder: Path) -> Path | None:
 
 
 def training_record(trainer: str, recipe: Recipe, *, reward_funcs: Any, stops: Stops = None, **options: Any) -> dict:
-    """What `recipe.json` says, in one shape for every trainer; two trainings are the same when it is equal.
+    """Return what `recipe.json` says, in one shape for every trainer; two trainings are the same when it is equal.
 
     Of data, model and reward models that lie on this machine, `contents` has the SHA-256 of the files, so that a file changed
     in its place makes another training. Every byte is read: a second or two for each GB, once in a process.
@@ -89,7 +89,7 @@ def _file_hash(file: Path, size: int, changed: int) -> str:
 
 
 def _recorded(value: Any):
-    """What a record says of an option that JSON has no form for: of a LoRA config its fields, else the kind of thing."""
+    """Return what a record says of an option that JSON has no form for: of a LoRA config its fields, else the kind of thing."""
     if isinstance(value, set | frozenset):  # whose order is another in each session
         return sorted(map(str, value))
     if not dataclasses.is_dataclass(value):
@@ -169,7 +169,7 @@ def open_folder(record_dir: Path, record: dict, same_reward: bool = False) -> No
 
 
 def _different(before: dict, record: dict, same_reward: bool = False) -> list[str]:
-    """What differs between two records, such as `max_steps 5000 -> 6000`; a field that one lacks has its default.
+    """Return what differs between two records, such as `max_steps 5000 -> 6000`; a field that one lacks has its default.
 
     With `same_reward` the hashes of rewards are not compared.
     """
@@ -191,7 +191,7 @@ def _fields(record: dict) -> dict:
 
 
 def is_finished(record_dir: Path, record: dict, same_reward: bool = False) -> bool:
-    """Whether the folder holds this very training, from its first step to its last."""
+    """Say whether the folder holds this very training, from its first step to its last."""
     before = read_json(record_dir / "recipe.json", None)
     same = before is not None and not _different(before, record, same_reward)
     return same and read_json(record_dir / "progress.json", {}).get("finished", False)

@@ -73,7 +73,7 @@ def _end(server: subprocess.Popen) -> None:
 
 
 def _listens(pid: int, port: int) -> bool:
-    """Whether a process, or one that it started, accepts connections at a port."""
+    """Say whether a process, or one that it started, accepts connections at a port."""
     try:
         process = psutil.Process(pid)
         open_ports = [c for p in (process, *process.children(recursive=True)) for c in p.net_connections(kind="tcp")]

@@ -243,7 +243,7 @@ class StopRule:
         return min(offsets, key=offsets.__getitem__, default=None)
 
     def _may_complete(self, token_id: int) -> bool:
-        """Whether a stop string may end within a token, by the token's own text; computed once for each token."""
+        """Say whether a stop string may end within a token, by the token's own text; computed once for each token."""
         if token_id not in self._completing:
             text = self._decode([token_id])
             begins = {text[:n] for n in range(1, len(text) + 1)}

@@ -245,13 +245,13 @@ def _notebook(cells: list, source: str) -> list[Found]:
 
 
 def _is_begun(run: Found, later: Found) -> bool:
-    """Whether a table is the start of the next one: a notebook may keep what a progress bar showed before."""
+    """Say whether a table is the start of the next one: a notebook may keep what a progress bar showed before."""
     size = len(run.table)
     return size < len(later.table) and list(run.table) == list(later.table) and run.table.equals(later.table.head(size))
 
 
 def _printed_in(text: str, label: str, settings: dict) -> list[Found]:
-    """What was printed below one cell, where it is of reinforcement learning."""
+    """Return what was printed below one cell, where it is of reinforcement learning."""
     try:
         run = printed([text.encode("utf-8", "replace")], label)
     except RunError:
@@ -397,7 +397,7 @@ def json_lines(source: Source) -> list[Found]:
 
 @reader(sniff=lambda source: re.match(rb'\{\s*"|\[\s*[{\[]', _text_of(source)) is not None)
 def unnamed_json(source: Source) -> list[Found]:
-    """What begins as JSON does: one value, lines of values, or a console log whose first line looks so."""
+    """Read what begins as JSON does: one value, lines of values, or a console log whose first line looks so."""
     first, is_only = _first_line(source)
     whole = is_only or not _is_object(first)
     for read in (_json, _json_lines) if whole else (_json_lines, _json):

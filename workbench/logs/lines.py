@@ -90,7 +90,7 @@ class Lines:
         self._open = None
 
     def _row_of_table(self, text: str) -> bool:
-        """Whether a line is of a table with pipes or tabs whose head names a reward."""
+        """Say whether a line is of a table with pipes or tabs whose head names a reward."""
         pipes = text.count("|") > 1
         if not (pipes or self._head or text.count("\t") > 1):
             self._cells = []

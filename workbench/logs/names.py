@@ -108,7 +108,7 @@ _KNOWN = {spelling for spellings in _PLAIN.values() for spelling in spellings}
 
 
 def _is_mean_reward(name) -> bool:
-    """Whether a name says a reward and nothing but a mean of it; slime's `rollout/rewards` are centred, so their mean is 0.
+    """Say whether a name says a reward and nothing but a mean of it; slime's `rollout/rewards` are centred, so their mean is 0.
 
     Example:
         >>> [_is_mean_reward(n) for n in ("Total rewards mean", "avg_reward", "format_reward", "reward_max", "rollout/rewards")]
@@ -120,7 +120,7 @@ def _is_mean_reward(name) -> bool:
 
 
 def is_asked_for(name) -> bool:
-    """Whether a column is known, or is of one of several reward functions."""
+    """Say whether a column is known, or is of one of several reward functions."""
     short = plain(name)
     return short in _KNOWN or short.startswith("rewards_") or _is_mean_reward(name)
 
@@ -151,7 +151,7 @@ def canonical(columns: Iterable[str]) -> dict[str, str]:
 
 
 def of_reinforcement_learning(columns: Iterable[str]) -> bool:
-    """Whether a log with these columns has a reward, a completion length or a metric of groups."""
+    """Say whether a log with these columns has a reward, a completion length or a metric of groups."""
     return bool(_RL & set(canonical(columns).values()))
 
 
@@ -218,7 +218,7 @@ def steps_table(raw: pd.DataFrame, source: str) -> tuple[pd.DataFrame, pd.Series
 
 
 def _has_dead_steps(raw: pd.DataFrame, known: dict[str, str]) -> bool:
-    """Whether a log of loss and gradient alone has gradients of exactly 0, which supervised trainings never have."""
+    """Say whether a log of loss and gradient alone has gradients of exactly 0, which supervised trainings never have."""
     norm = next((column for column, name in known.items() if name == "grad_norm"), None)
     if norm is None or "loss" not in known.values():
         return False

@@ -115,7 +115,7 @@ def _step_before(block: bytes, start: int) -> float | None:
 
 @lru_cache(1000)
 def _is_of_a_trainer(names: tuple[str, ...]) -> bool:
-    """Whether a printed dict is what a Trainer logs: it always has a loss, or PPO's `objective/...`."""
+    """Say whether a printed dict is what a Trainer logs: it always has a loss, or PPO's `objective/...`."""
     known = "loss" in names or "train_runtime" in names
     return known or any(name.startswith(("objective/", "eval_")) for name in names)
 

@@ -198,7 +198,7 @@ def _has_bytes(path: Path) -> bool:
 
 
 def _related(path: Path, known: Collection[Path]) -> bool:
-    """Whether a path is one of some folders, lies in one, or holds one."""
+    """Say whether a path is one of some folders, lies in one, or holds one."""
     return any(path == other or other in path.parents or path in other.parents for other in known)
 
 
@@ -320,7 +320,7 @@ def _log(
 
 
 def _of_batch(table: pd.DataFrame) -> bool:
-    """Whether the logged `reward_std` is the one of the whole batch: that of the only reward function, which always is."""
+    """Say whether the logged `reward_std` is the one of the whole batch: that of the only reward function, which always is."""
     functions, columns = reward_columns(table.columns), {str(c): c for c in table}
     one = [columns.get(f"{prefix}rewards/{next(iter(functions), '')}/std") for prefix in ("", "train/")]
     spread, batch = columns.get("reward_std", columns.get("train/reward_std")), one[0] or one[1]

@@ -34,7 +34,7 @@ class Source:
 
     @classmethod
     def of(cls, path: Path, name: str) -> "Source":
-        """What is at a path."""
+        """Return what is at a path."""
         if path.is_dir():
             return cls(path, name)
         with open_plain(path) as file:

@@ -49,7 +49,7 @@ class Found(NamedTuple):
 
 @contextlib.contextmanager
 def unusable_as_error(source: str) -> Iterator[None]:
-    """What nobody foresaw in a stranger's file, such as a number of 400 digits, is a RunError that names the file."""
+    """Turn what nobody foresaw in a stranger's file, such as a number of 400 digits, into a RunError that names the file."""
     try:
         yield
     except WorkbenchError:
@@ -73,7 +73,7 @@ def _is_short(value) -> bool:
 
 @lru_cache(1000)
 def _kind(names: tuple[str, ...]) -> str:
-    """What a row with these names is: the closing `summary`, an `evaluation`, or a `step`."""
+    """Return what a row with these names is: the closing `summary`, an `evaluation`, or a `step`."""
     summary, evaluation = "train_runtime" in names, any(name.startswith("eval_") for name in names)
     return "summary" if summary else "evaluation" if evaluation else "step"
 

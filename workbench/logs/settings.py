@@ -103,7 +103,7 @@ def _arguments(value: dict) -> dict[str, Any]:
 
 
 def _is_ours(recorded: dict) -> bool:
-    """Whether a trainer of the workbench wrote a record; `ObservedGRPOTrainer` is stock GRPO as an arm."""
+    """Say whether a trainer of the workbench wrote a record; `ObservedGRPOTrainer` is stock GRPO as an arm."""
     trainer = str(recorded.get("trainer") or "")
     return bool(trainer) and not (recorded.get("source") == "watched" or trainer.startswith("Observed"))
 
@@ -205,12 +205,12 @@ def of_words(words: Sequence[str]) -> dict[str, Any]:
 
 
 def _fits(name: str, known) -> bool:
-    """Whether a setting is known, and of the type that it has: the files may come from anyone."""
+    """Say whether a setting is known, and of the type that it has: the files may come from anyone."""
     return known is not None and known != [] and isinstance(known, _TYPES.get(name, object))
 
 
 def _model_folder(folder: Path) -> Path:
-    """Where the model's files are: the folder itself, a policy in it, or its last checkpoint."""
+    """Return where the model's files are: the folder itself, a policy in it, or its last checkpoint."""
     places = [folder, folder / "policy", *checkpoints(folder)]
     return next((p for p in places if (p / "config.json").is_file()), folder)
 

@@ -161,7 +161,7 @@ def _from_lines(path: Path) -> Dump:
 
 
 def _slime_training(content: dict, path: Path) -> Dump:
-    """What the actor consumed, with what the rollout wrote if `--dump-details` put it next to it."""
+    """Return what the actor consumed, with what the rollout wrote if `--dump-details` put it next to it."""
     if content.get("format_version") != 2:
         raise RunError(f"{path}: format_version {content.get('format_version')} of slime; 2 is read")
     raw = content.get("raw_reward")

@@ -56,7 +56,7 @@ class SavedStep:
 
 
 def step_path(record_dir: Path, number: int, rank: int = 0) -> Path:
-    """Where a record keeps a step of a process."""
+    """Return where a record keeps a step of a process."""
     return record_dir / STEPS / f"step-{number:06d}{f'.rank{rank}' if rank else ''}.json.gz"
 
 

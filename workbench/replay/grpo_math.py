@@ -331,7 +331,7 @@ def rloo_loss(rows: Sequence[LossRow], epsilon: float = 0.2, accumulation: int =
 def token_weights(
     rows: Sequence[LossRow], s: LossSettings, accumulation: int = 1, items: float | None = None, share: float = 1.0
 ) -> list[Row]:
-    """What each token's loss is multiplied by: its mask over the divisor of the loss type.
+    """Return what each token's loss is multiplied by: its mask over the divisor of the loss type.
 
     Args, Raises: as in `grpo_loss`.
 

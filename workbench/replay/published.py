@@ -323,7 +323,7 @@ def kl_loss(rows: Sequence[LossRow], beta: float = 0.04, estimator: str = "k3", 
 
 
 def penalized_returns(reward: float, kl: Row, mask: Row, beta: float) -> Row:
-    """What is still to come at each token: the reward of the row, less the penalty from that token to the end.
+    """Return what is still to come at each token: the reward of the row, less the penalty from that token to the end.
 
     Source: REINFORCE++, 2501.03262 eq. 8, with `k1` between the policy that sampled and the reference (eq. 9). The first
     token's is the penalized reward that RLOO and TRL give to the row.

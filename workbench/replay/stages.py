@@ -79,7 +79,7 @@ def tolerance_of(step: Step) -> Tolerance:
 
 
 def check_ends(step: Step, decode: Callable[[list[int]], str]) -> Stage:
-    """Whether the rows that TRL counts as cut are those that were, and no token stands behind an end."""
+    """Say whether the rows that TRL counts as cut are those that were, and no token stands behind an end."""
     rows = step.rows
     wrong = [i for i, row in enumerate(rows) if row.ended is not None and row.ended == row.cut_for_trl]
     if missed := [rows[i] for i in wrong if rows[i].ended]:
@@ -116,7 +116,7 @@ def sampled_tokens(turns: Sequence[Turn] | None, row: SampledRow) -> np.ndarray:
 
 
 def check_turns(step: Step) -> Stage | None:
-    """Whether the tokens in the loss are those that were sampled, where they stand; None where each row is one turn.
+    """Say whether the tokens in the loss are those that were sampled, where they stand; None where each row is one turn.
 
     A turn that continues the tokens before it is found in its row with its prompt. One that was decoded and encoded again is
     not, and leaves tokens in the loss that nobody sampled there.
@@ -146,7 +146,7 @@ def check_turns(step: Step) -> Stage | None:
 
 
 def check_mask(step: Step) -> Stage:
-    """Whether the tokens in the loss are those that ends, tools and `mask_truncated_completions` leave."""
+    """Say whether the tokens in the loss are those that ends, tools and `mask_truncated_completions` leave."""
     wrong, tokens = [], 0
     for i, row in enumerate(step.rows):
         ended = (not row.cut_for_trl) if row.ended is None else row.ended
@@ -189,7 +189,7 @@ def _why_left_out(step: Step, rows: Sequence[SampledRow]) -> str:
 
 
 def check_rewards(step: Step) -> Stage:
-    """Whether groups are of one prompt, and each row has what the functions returned for it."""
+    """Say whether groups are of one prompt, and each row has what the functions returned for it."""
     size, prompts = step.num_generations, step.prompts
     if len(prompts) % size == 0:
         groups = [prompts[start : start + size] for start in range(0, len(prompts), size)]
@@ -239,7 +239,7 @@ def _copies_with_other_rewards(step: Step, rewards: np.ndarray) -> list[int]:
 
 
 def check_advantages(step: Step, kl: np.ndarray | None = None) -> Stage:
-    """Whether advantages follow from the rewards.
+    """Say whether advantages follow from the rewards.
 
     Args:
         kl: (N,), of each row from the reference, which RLOO with `beta` takes off its reward; None: not known.
@@ -290,7 +290,7 @@ def _advantages(step: Step, table: np.ndarray, kl: np.ndarray | None) -> np.ndar
 
 
 def check_correction(step: Step) -> Stage | None:
-    """Whether the weights of a sampler that is not quite the policy follow from the log-probs; None without them."""
+    """Say whether the weights of a sampler that is not quite the policy follow from the log-probs; None without them."""
     rows = [r for r in all_loss_rows(step) if r.correction is not None and r.sampled_logps is not None and len(r.mask)]
     if not rows:
         return None
@@ -303,7 +303,7 @@ def check_correction(step: Step) -> Stage | None:
 
 
 def losses_of(step: Step) -> list[Loss | None]:
-    """What each micro-batch's rows give by the definition; None where the trainer computes its loss elsewhere."""
+    """Return what each micro-batch's rows give by the definition; None where the trainer computes its loss elsewhere."""
     accumulation = step.settings["gradient_accumulation_steps"]
     window = step.settings.get("steps_per_generation", accumulation)
     share = 1 / (step.processes * window)
@@ -332,7 +332,7 @@ def _counted_tokens(step: Step, accumulation: int, window: int) -> list[float]:
 
 
 def check_ratios(step: Step) -> Stage | None:
-    """Whether the log-probs of the first update are those of the sampling policy; None where the loss has no older ones.
+    """Say whether the log-probs of the first update are those of the sampling policy; None where the loss has no older ones.
 
     Without an update in between every ratio is 1, up to rounding, and such ratios do not show what the loss makes of others.
     """
@@ -370,7 +370,7 @@ def _log_ratios(row: LossRow) -> np.ndarray:
 
 
 def check_loss(step: Step, losses: Sequence[Loss | None]) -> Stage:
-    """Whether each micro-batch's loss is that of its rows."""
+    """Say whether each micro-batch's loss is that of its rows."""
     known = [loss for loss in losses if loss is not None]
     if not known or len(known) < len(losses):
         return Stage("loss", "cannot tell", "the trainer computes its loss elsewhere (Liger, or a method of its own)")
@@ -391,7 +391,7 @@ def check_loss(step: Step, losses: Sequence[Loss | None]) -> Stage:
 
 
 def check_metrics(step: Step) -> Stage | None:
-    """Whether what is logged of rewards and ends is so; None where nothing is, or other processes have a part in it."""
+    """Say whether what is logged of rewards and ends is so; None where nothing is, or other processes have a part in it."""
     if step.processes > 1 or len(step.rewards) != 1 or not step.metrics:
         return None
     rewards = row_rewards(step.rewards[0], step.settings["reward_weights"])
@@ -413,7 +413,7 @@ def check_metrics(step: Step) -> Stage | None:
 
 
 def of_logged(metrics: Mapping[str, float], expected: Mapping[str, float]) -> Stage:
-    """Whether the numbers that are expected are those that were logged."""
+    """Say whether the numbers that are expected are those that were logged."""
     logged = {name: float(metrics[name]) for name in expected if name in metrics}
     wrong = {name: value for name, value in logged.items() if abs(value - expected[name]) > 1e-4 * max(1, abs(value))}
     if not wrong:

@@ -119,7 +119,7 @@ class Step:
 
 
 def returned_rewards(calls: Sequence[list], counts: Sequence[int], functions: int) -> np.ndarray | None:
-    """What reward functions returned, (N, F), from their calls: generation by generation, function by function.
+    """Return what reward functions returned, (N, F), from their calls: generation by generation, function by function.
 
     Example:
         >>> returned_rewards([[1.0, 2.0], [0.5, None]], counts=[2], functions=2)

@@ -53,7 +53,7 @@ class Placebo:
             self.about |= {name: real.get(name) for name in ("lowest", "highest")}
 
     def _arguments(self, real: Mapping[str, Any]) -> dict[str, Any]:
-        """What distinguishes it from other placebos of a function with this name."""
+        """Return what distinguishes it from other placebos of a function with this name."""
         arguments = {"placebo": self.kind, "sign": self.sign, "seed": self.seed, "of": real.get("arguments", {})}
         if self.pays is not None and self.pays not in (*FEATURES, format):
             code = self.pays.function.__code__
@@ -83,7 +83,7 @@ class Placebo:
         return [None if np.isnan(value) else float(value) for value in paid]
 
     def _for_the_feature(self, real: np.ndarray, known: np.ndarray, texts: list[str], columns: Mapping) -> np.ndarray:
-        """What the feature earns at the mean and the spread of the real rewards; the mean where all have it alike."""
+        """Return what the feature earns at the mean and the spread of the real rewards; the mean where all have it alike."""
         assert self.pays is not None
         rows = [_row(columns, place, len(texts)) for place in range(len(texts))]
         values = [self.pays(text, **row) for text, row in zip(texts, rows, strict=True)]

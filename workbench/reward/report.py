@@ -398,7 +398,7 @@ def judge(
 
 
 def _target(table) -> tuple[np.ndarray, str]:
-    """What is explained: advantages if those of each prompt and step add up to 0, as GRPO's do; else rewards."""
+    """Return what is explained: advantages if those of each prompt and step add up to 0, as GRPO's do; else rewards."""
     if "advantage" in table:
         advantage = table["advantage"].to_numpy(float)
         known = np.isfinite(advantage)

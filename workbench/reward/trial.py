@@ -382,7 +382,7 @@ class _Trial:
         self._add(PROBLEM, f"it needs completions that are {needs}")
 
     def _answers(self) -> tuple[str, np.ndarray, np.ndarray]:
-        """What right and wrong answers earn in the form that is paid best, then all cases in that form."""
+        """Return what right and wrong answers earn in the form that is paid best, then all cases in that form."""
         rights = [wanted(row[self.asked.answer])[0] for row in self.rows]
         originals = [str(row[self.asked.answer]) for row in self.rows]
         rights = [text if plain(text) == right else right for text, right in zip(originals, rights, strict=True)]

@@ -36,7 +36,7 @@ def read_completions(record_dir: Path) -> tuple[Any, list[str]]:
 
 
 def count_completions(record_dir: Path) -> int:
-    """How many completions are recorded."""
+    """Return how many completions are recorded."""
     with contextlib.suppress(FileNotFoundError), open_plain(record_dir / FILE) as file:
         return sum(block.count(b"\n") for block in iter(lambda: file.read(1 << 20), b""))
     return 0

@@ -95,7 +95,7 @@ def write_over(path: Path, value) -> None:
 
 
 def is_temporary(name: str) -> bool:
-    """Whether a file has a temporary name, under which a killed process may have left it (see `whole_file`)."""
+    """Say whether a file has a temporary name, under which a killed process may have left it (see `whole_file`)."""
     return bool(re.fullmatch(r"\..+\.[0-9a-f]{32}", name))
 
 
@@ -123,7 +123,7 @@ def training_folders(folder: Path) -> list[Path]:
 
 
 def is_second_record(folder: Path) -> bool:
-    """Whether `attach_watch` has recorded here a training that records itself, so that it would count twice."""
+    """Say whether `attach_watch` has recorded here a training that records itself, so that it would count twice."""
     trained = folder.parent.parent
     watched = folder.name == WATCHED and folder.parent.name == "checkpoints"
     return watched and (trained / "metrics.jsonl").is_file()
@@ -282,7 +282,7 @@ def parse_yaml(text: str):
 
 
 def _count(value, counted: dict[int, int]) -> int:
-    """How many values stand in a value, each as often as it is named; one that holds itself is endless."""
+    """Return how many values stand in a value, each as often as it is named; one that holds itself is endless."""
     if not isinstance(value, dict | list | tuple | set):
         return 1
     if id(value) not in counted:
@@ -293,7 +293,7 @@ def _count(value, counted: dict[int, int]) -> int:
 
 
 def problem_of(name: str, value) -> str:
-    """What is wrong with a run's JSON file, where whoever reads it goes by that; empty when nothing is.
+    """Return what is wrong with a run's JSON file, where whoever reads it goes by that; empty when nothing is.
 
     Example:
         >>> problem_of("status.json", {"state": "lost"})

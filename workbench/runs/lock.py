@@ -56,7 +56,7 @@ def hold(folder: Path, wait: float = _WAIT_S) -> bool | None:
 
 
 def holds(folder: Path) -> bool:
-    """Whether this process holds the lock of a run."""
+    """Say whether this process holds the lock of a run."""
     return os.path.realpath(folder) in _held
 
 
@@ -78,7 +78,7 @@ def adopt(folder: Path, number: int) -> None:
 
 
 def works_for_runner(folder: Path) -> bool:
-    """Whether this process is the kernel of a runner that holds the lock of this run."""
+    """Say whether this process is the kernel of a runner that holds the lock of this run."""
     try:
         number = int(os.environ[VARIABLE])
         return os.path.samestat(os.fstat(number), os.stat(folder / LOCK))
@@ -149,18 +149,18 @@ def only_training(folder: Path) -> Iterator[None]:
 
 
 def trains(folder: Path) -> bool:
-    """Whether a thread of this process trains in a folder."""
+    """Say whether a thread of this process trains in a folder."""
     return os.path.realpath(folder) in _trains
 
 
 def trains_below(folder: Path) -> bool:
-    """Whether a thread of this process trains in a folder or in one below it."""
+    """Say whether a thread of this process trains in a folder or in one below it."""
     return any(Path(place).is_relative_to(os.path.realpath(folder)) for place in _trains)
 
 
 @contextlib.contextmanager
 def looked_at(folder: Path) -> Iterator[bool | None]:
-    """Whether a run's lock is free, in which case it is held for as long as the block lasts; None where that is unknown."""
+    """Say whether a run's lock is free, in which case it is held for as long as the block lasts; None where that is unknown."""
     number = None
     try:
         try:

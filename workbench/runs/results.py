@@ -261,7 +261,7 @@ def results_of(result: Mapping) -> list[Result]:
 
 
 def count_verdicts(results: Iterable[Result], *, claims: bool) -> dict[str, int]:
-    """How many checks, or published claims, have each verdict; those that occur.
+    """Return how many checks, or published claims, have each verdict; those that occur.
 
     Example:
         >>> count_verdicts([Result("a", True), Result("b", True), Result("c", False, claim="A0.1")], claims=False)

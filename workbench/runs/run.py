@@ -398,7 +398,7 @@ def list_runs(root: Path | None = None, notebook: str | None = None) -> list[Run
 
 
 def age_order(run_id: str) -> list[str | int]:
-    """What run ids are sorted by, from the oldest: numbers as numbers.
+    """Return what run ids are sorted by, from the oldest: numbers as numbers.
 
     Example:
         >>> sorted(["20261121-120000-10", "20261121-120000-2", "20261121-120000"], key=age_order)

@@ -51,7 +51,7 @@ class RunSummary:
         return self.findings.mark if self.succeeded else "bad"
 
     def problem_counts(self, fail_on: str | None = None) -> bool:
-        """Whether the audit found a problem that makes an exit code 1; `fail_on` is `problem` or `nothing`.
+        """Say whether the audit found a problem that makes an exit code 1; `fail_on` is `problem` or `nothing`.
 
         None: a problem counts in a notebook of the user's own.
         """
@@ -104,7 +104,7 @@ class RunSummary:
 
 
 def tally(summaries: Sequence[RunSummary | None]) -> str:
-    """How many runs ended well, and what the audit found, in a line; None is a run that never started.
+    """Return how many runs ended well, and what the audit found, in a line; None is a run that never started.
 
     Example:
         >>> tally([None])

@@ -112,7 +112,7 @@ def async_step_of(trainer: Any, record: AsyncRecord, batches: Sequence[Packed]) 
 
 
 def first_trained(row: QueuedRow) -> int:
-    """Where the completion of a row begins: at its first token that trains."""
+    """Return where the completion of a row begins: at its first token that trains."""
     trained = np.flatnonzero(row.mask)
     return max(1, int(trained[0])) if len(trained) else 1
 

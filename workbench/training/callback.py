@@ -38,7 +38,7 @@ class LiveCallback(TrainerCallback):
             self._trainer.remove_callback(self)
 
     def affordable(self, cost: float) -> bool:
-        """Whether a measurement of `cost` seconds keeps within the share of time."""
+        """Say whether a measurement of `cost` seconds keeps within the share of time."""
         self._began = self._began or time.monotonic()
         return self.seconds + cost <= SHARE * (time.monotonic() - self._began)
 

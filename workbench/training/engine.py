@@ -84,7 +84,7 @@ def unhook(owner: Any, name: str) -> None:
 
 
 def generation_of(trainer: Any):
-    """What samples for a trainer: TRL's `VLLMGeneration`, which may be given itself."""
+    """Return what samples for a trainer: TRL's `VLLMGeneration`, which may be given itself."""
     return getattr(trainer, "vllm_generation", trainer)
 
 

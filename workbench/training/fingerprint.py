@@ -168,12 +168,12 @@ def _operations(code: types.CodeType) -> Iterable[tuple[str, str]]:
 
 
 def _is_of_torch(value: Any, name: str) -> bool:
-    """Whether a value is a tensor or a module, without loading torch."""
+    """Say whether a value is a tensor or a module, without loading torch."""
     return "torch" in sys.modules and isinstance(value, operator.attrgetter(name)(sys.modules["torch"]))
 
 
 def _is_the_users(module: str | None) -> bool:
-    """Whether a module is the user's own: neither Python's nor of an installed library."""
+    """Say whether a module is the user's own: neither Python's nor of an installed library."""
     file = getattr(sys.modules.get(module or ""), "__file__", None) or ""
     top = (module or "").partition(".")[0]
     library = top == "workbench" or top in sys.stdlib_module_names or "site-packages" in file or "dist-packages" in file

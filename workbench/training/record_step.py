@@ -498,13 +498,13 @@ def _unpadded(trainer: Any, output: Any, input_ids: Any, attention_mask: Any) ->
 
 
 def _agree(ids: Any, row: Any) -> bool:
-    """Whether one of two begins with the other."""
+    """Say whether one of two begins with the other."""
     length = min(len(ids), len(row))
     return list(ids[:length]) == list(row[:length])
 
 
 def _copied(tables: Mapping[str, Any]) -> dict[str, Any]:
-    """What a generation gives or a loss takes, as it is now: a trainer may later write into its tables."""
+    """Return what a generation gives or a loss takes, as it is now: a trainer may later write into its tables."""
     return {
         name: x.clone() if torch.is_tensor(x) and x.dim() < 3 and not name.startswith("pixel") else x
         for name, x in tables.items()

@@ -227,7 +227,7 @@ def check_kept(trainer: Any) -> None:
 
 
 def is_due(step: int, steps: Steps) -> bool:
-    """Whether a step is one of `steps`: numbers, or N for the first and every N-th.
+    """Say whether a step is one of `steps`: numbers, or N for the first and every N-th.
 
     Example:
         >>> [step for step in range(1, 8) if is_due(step, 3)], is_due(2, [2, 9])
@@ -293,7 +293,7 @@ def check_record_dir(record_dir: str | Path | None, record_steps: Any = None) ->
 
 
 def has_weights(folder: Path) -> bool:
-    """Whether a model is saved in a folder."""
+    """Say whether a model is saved in a folder."""
     return any(folder.glob("*.safetensors")) or any(folder.glob("*.bin"))
 
 

@@ -49,7 +49,7 @@ def described(*, unit: str, lowest: float | None = None, highest: float | None =
 
 
 def describe_reward(reward: Any) -> dict:
-    """What a run records of its reward: `name`, `arguments`, `unit`, `lowest`, `highest`; None where it is not known.
+    """Return what a run records of its reward: `name`, `arguments`, `unit`, `lowest`, `highest`; None where it is not known.
 
     A user's own callable also gets a `code`, a hash of what it does (see `fingerprint.py`), and `unseen`, the names of the
     values that are no part of the hash: clients, models and other objects of libraries.
@@ -154,7 +154,7 @@ def row_name(row: int, completions: Sequence) -> str:
 
 
 def is_async(reward: Any) -> bool:
-    """Whether a call returns a coroutine."""
+    """Say whether a call returns a coroutine."""
     while isinstance(reward, functools.partial):
         reward = reward.func
     return any(map(inspect.iscoroutinefunction, (reward, getattr(reward, "__call__", None))))  # noqa: B004  # inherited too

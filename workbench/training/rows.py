@@ -76,7 +76,7 @@ class TrainedOnce:
 
 
 def has_gpu() -> bool:
-    """Whether torch sees a CUDA device."""
+    """Say whether torch sees a CUDA device."""
     return torch.cuda.is_available()
 
 
@@ -91,19 +91,19 @@ def policy_of(trainer: Any) -> Any:
 
 
 def is_ppo(trainer_class: type) -> bool:
-    """Whether a class is TRL's PPO trainer or a child of it. Nothing is imported: one release of TRL has it."""
+    """Say whether a class is TRL's PPO trainer or a child of it. Nothing is imported: one release of TRL has it."""
     return any(base.__module__ == "trl.experimental.ppo.ppo_trainer" for base in trainer_class.__mro__)
 
 
 def is_of_a_step(logs: Mapping) -> bool:
-    """Whether a log is that of training steps: not of an evaluation, and not the closing summary."""
+    """Say whether a log is that of training steps: not of an evaluation, and not the closing summary."""
     # a reward function may log a metric of its own named eval_...
     evaluation = any(name.startswith("eval_") and name.endswith("_runtime") for name in logs)
     return "train_runtime" not in logs and not evaluation
 
 
 def several_turns(trainer: Any) -> bool:
-    """Whether rows have turns, or come from the user's own sampler: then their limit is not known here."""
+    """Say whether rows have turns, or come from the user's own sampler: then their limit is not known here."""
     return bool(getattr(trainer, "tools", None)) or getattr(trainer, "rollout_func", None) is not None
 
 
@@ -216,7 +216,7 @@ class Generation:
 
 
 def completion_metrics(rows: Mapping[str, Sequence]) -> dict[str, float | None]:
-    """What is logged of a batch's recorded columns next to TRL's own metrics.
+    """Return what is logged of a batch's recorded columns next to TRL's own metrics.
 
     `stops/clipped_ratio` is the share truncated in truth, `stops/trl_clipped_ratio` in stock TRL's eyes, `stops/wasted` that
     of computed tokens after an end, where these are known, `completions/distinct` that of different texts, near 0 for a

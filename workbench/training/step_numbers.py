@@ -36,7 +36,7 @@ def kind_of(trainer: Any) -> str:
 
 
 def step_of(trainer: Any, kind: str, record: StepRecord) -> Step:
-    """What a trainer used, as plain numbers."""
+    """Return what a trainer used, as plain numbers."""
     args, outputs = trainer.args, record.outputs
     deviations, begun = deviations_of(trainer), trainer.state.global_step > 0
     settings = vars(args) | {
@@ -220,7 +220,7 @@ def _sampled_rows(trainer: Any, record: StepRecord) -> Iterator[SampledRow]:
 
 
 def _turns(trainer: Any, record: StepRecord, rows: Sequence[SampledRow]) -> list[Turn] | None:
-    """What was sampled turn by turn; None where each row is one turn of TRL's, as it was sampled."""
+    """Return what was sampled turn by turn; None where each row is one turn of TRL's, as it was sampled."""
     turns = [Turn(*pair) for prompts, completions in record.turns for pair in zip(prompts, completions, strict=True)]
     if getattr(trainer, "rollout_func", None) is not None or len(record.turns) > len(record.generated):
         return turns

@@ -92,7 +92,7 @@ def reload_server(client: Any, named_params: Iterable, config: Any, folder: Path
 
 
 def _repacked_by(url: str) -> bool:
-    """Whether a server has packed its heads again. One request: TRL's session would retry for seconds."""
+    """Say whether a server has packed its heads again. One request: TRL's session would retry for seconds."""
     body = json.dumps({"method": TiedHeads.repack_tied_heads.__name__}).encode()
     request = Request(f"{url}/collective_rpc", body, {"Content-Type": "application/json"})
     try:

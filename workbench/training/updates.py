@@ -60,7 +60,7 @@ PLAIN_PROMPTS = (
 
 
 def has_plain_prompts(trainer: Any) -> bool:
-    """Whether the first prompt is a string with no mark of the chat template, whose turns end at an EOS of the policy.
+    """Say whether the first prompt is a string with no mark of the chat template, whose turns end at an EOS of the policy.
 
     A base model's template, as Qwen2.5's, ends turns at another token than its EOS.
     """

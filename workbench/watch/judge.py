@@ -195,7 +195,7 @@ class Judge:
         return _Alone(*(x.detach().double().numpy(force=True) for x in numbers))
 
     def _places(self, logits: torch.Tensor, prompt: list[int], ids: list[int]) -> list[torch.Tensor]:
-        """What is likelier than each token, as likely, and a stop: (T,) each, from (T, V) at the temperature."""
+        """Return what is likelier than each token, as likely, and a stop: (T,) each, from (T, V) at the temperature."""
         if self.options is None:
             return [torch.full((len(ids),), torch.nan)] * 3
         parts = []
@@ -218,7 +218,7 @@ class Judge:
                     yield row, prompt, ids, alone
 
     def sampling(self) -> Stage:
-        """Whether the tokens were sampled from what is scored.
+        """Say whether the tokens were sampled from what is scored.
 
         Then the surprise of a token is the entropy in the mean: the sum of the differences has mean 0 and a variance that the
         logits give. And the places of the tokens in the distribution that the sampler's options make are uniform.
@@ -336,7 +336,7 @@ class Judge:
         return float(np.concatenate(tokens).mean()) if tokens else 0.0
 
     def logprobs(self) -> Stage:
-        """Whether the trainer's log-probs are those of each row alone."""
+        """Say whether the trainer's log-probs are those of each row alone."""
         rows = list(self._scored())
         if not rows:
             return Stage("log-probs", "cannot tell", "no token is in the loss")
@@ -350,7 +350,7 @@ class Judge:
         return f": {cause}"
 
     def reference(self) -> Stage | None:
-        """Whether the reference's log-probs are those of each row alone; None without a reference in the loss."""
+        """Say whether the reference's log-probs are those of each row alone; None without a reference in the loss."""
         rows = [(row, prompt, ids) for row, prompt, ids, _ in self._scored() if row.ref_logps is not None]
         if not rows:
             return None
@@ -369,7 +369,7 @@ class Judge:
         return stage if start.verdict != "different" else replace(start, verdict="cannot tell")
 
     def mismatch(self) -> Stage | None:
-        """Whether the sampler's log-probs are near those of each row alone; None without them."""
+        """Say whether the sampler's log-probs are near those of each row alone; None without them."""
         pairs = [
             (row.sampled_logps[kept], alone.logps[kept])
             for row, *_, alone in self._scored()

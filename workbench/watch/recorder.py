@@ -203,7 +203,7 @@ class Watch(LiveCallback):
         return dataclasses.replace(generation, own_tokens=own_tokens).end_columns()
 
     def _ends(self, rows: list[list[int]]) -> list[End] | None:
-        """Where a stock trainer's rows ended, by the engine or by their lengths; None where neither says so."""
+        """Return where a stock trainer's rows ended, by the engine or by their lengths; None where neither says so."""
         trainer = self._trainer
         if not samples_as_trl(trainer):
             return None
@@ -340,7 +340,7 @@ def samples_as_trl(trainer: Any) -> bool:
 
 
 def has_stopped(ids: Sequence[int], limit: int, stops: set[int], pad: int) -> bool:
-    """Whether a row that transformers' `generate` sampled stopped: pads follow one that ended before others.
+    """Say whether a row that transformers' `generate` sampled stopped: pads follow one that ended before others.
 
     Example:
         >>> [has_stopped(ids, 4, {7}, 0) for ids in ([5, 6, 5, 6], [5, 6, 5, 7], [5, 9, 0, 0], [5, 9])]

@@ -130,7 +130,7 @@ class SamplerProbe(LiveCallback):
         return self.affordable(self.seconds / self._count)
 
     def _suspicious(self) -> bool:
-        """Whether the next step decides: another policy may be the trainer's of a step that was not probed, once."""
+        """Say whether the next step decides: another policy may be the trainer's of a step that was not probed, once."""
         causes = [verdict.cause for _, verdict in self.verdicts[-2:]]
         if causes[-1:] == [UNKNOWN]:
             return causes.count(UNKNOWN) == 1
@@ -254,7 +254,7 @@ def attach_sampler_probe(trainer: Any, *, every: int | None = None) -> SamplerPr
 
 
 def _dtype(trainer: Any) -> str:
-    """What the trainer's forward passes compute in."""
+    """Return what the trainer's forward passes compute in."""
     if trainer.args.bf16 or trainer.args.fp16:
         return "bfloat16" if trainer.args.bf16 else "float16"
     own = str(next(trainer.model.parameters()).dtype).removeprefix("torch.")
@@ -262,7 +262,7 @@ def _dtype(trainer: Any) -> str:
 
 
 def _weights_are_local(trainer: Any) -> bool:
-    """Whether the model can be scored before `train()`: not where its weights are spread over processes."""
+    """Say whether the model can be scored before `train()`: not where its weights are spread over processes."""
     return trainer.accelerator.distributed_type.value in ("NO", "MULTI_CPU", "MULTI_GPU")
 
 

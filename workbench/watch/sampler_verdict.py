@@ -258,7 +258,7 @@ def _stale_weights(now: Probe, before: Sequence[Probe], best: int | str, possibl
 
 
 def token_difference(trainer: Mapping[str, Sequence[int]], engine: Mapping[str, Sequence[int]]) -> str:
-    """How token ids of what both have encoded (`text`, `conversation`) differ; empty where they do not.
+    """Return how token ids of what both have encoded (`text`, `conversation`) differ; empty where they do not.
 
     Example:
         >>> token_difference({"text": [5, 6, 7]}, {"text": [5, 6, 7]})

@@ -78,7 +78,7 @@ def added_token_table(path: str, token: str, *, folder: Path) -> pd.DataFrame:
 
 
 def _forced(llm, token_id: int, **stops) -> str:
-    """What comes of a generation that is made to emit `token_id`, where the engine has such a token at all."""
+    """Return what comes of a generation that is made to emit `token_id`, where the engine has such a token at all."""
     from vllm import SamplingParams
     from vllm.exceptions import VLLMValidationError
 

@@ -41,7 +41,7 @@ def write_audit(run: Run, expects: Mapping[str, Sequence[str]]) -> None:
 
 
 def _training(audit: RunAudit, expects: Mapping[str, Sequence[str]]) -> dict:
-    """What is kept of the audit of a training: its problems and warnings, and how many rules had what they need."""
+    """Return what is kept of the audit of a training: its problems and warnings, and how many rules had what they need."""
     name = "" if audit.run == "." else audit.run
     above_notes = [f for f in audit.findings if f.verdict == FOUND and f.severity != NOTE]
     meant = {rule for rule, patterns in expects.items() if any(fnmatch.fnmatch(name, each) for each in patterns)}

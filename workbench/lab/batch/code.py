@@ -70,7 +70,7 @@ def _digest(texts: Iterable[str]) -> str:
 
 
 def _sources(path: Path, notebook: Path) -> list[str]:
-    """What counts of a file that the run of a notebook uses: the code of each cell, or the whole text."""
+    """Return what counts of a file that the run of a notebook uses: the code of each cell, or the whole text."""
     if path.suffix != ".ipynb":
         with contextlib.suppress(OSError):
             return [path.read_text(encoding="utf-8", errors="replace")]
@@ -194,6 +194,6 @@ def _module_files(name: str, folders: tuple[str, ...]) -> set[Path]:
 
 @functools.cache
 def _installed(folder: str) -> bool:
-    """Whether a folder of the path holds what was installed, or Python's own modules."""
+    """Say whether a folder of the path holds what was installed, or Python's own modules."""
     named = Path(folder).name in ("site-packages", "dist-packages") or os.path.realpath(folder) == _PYTHON
     return named or any(Path(folder).glob("*.dist-info"))

@@ -35,7 +35,7 @@ def describe_data(notebook: Path, params: Mapping[str, object]) -> str:
 
 
 def _loads_prompts(notebook: Path, params: Mapping[str, object]) -> bool:
-    """Whether the notebook reads the column `prompt` of `dataset`; another column it reads by itself."""
+    """Say whether the notebook reads the column `prompt` of `dataset`; another column it reads by itself."""
     cells = [cell for cell in notebook_cells(notebook) if cell["cell_type"] == "code"]
     code = "\n".join("".join(cell["source"]) for cell in cells)
     return "load_prompts(" in code and params.get("column", "prompt") == "prompt"

@@ -81,7 +81,7 @@ def check_gpus(count: int | None) -> None:
 
 
 def describe_gpus(count: int | None) -> str:
-    """What `hold` would give each run here, in words: `1 for each run, of 0, 1`."""
+    """Return what `hold` would give each run here, in words: `1 for each run, of 0, 1`."""
     there = visible_gpus()
     if not there:
         return "none visible here"
@@ -155,7 +155,7 @@ class LeftOut:
         return os.environ | {"CUDA_VISIBLE_DEVICES": ",".join(self._others())}
 
     def retries(self, run: str, status: Mapping, trained: bool) -> str:
-        """What to say of a run that has ended and is to be tried on other GPUs; empty where it is not.
+        """Return what to say of a run that has ended and is to be tried on other GPUs; empty where it is not.
 
         `trained`: whether a step of a training ended in this execution.
         """

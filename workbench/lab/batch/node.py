@@ -75,7 +75,7 @@ class Notice:
         threading.Thread(target=self._watch, daemon=True).start()
 
     def ended(self, state: str, error: str | None) -> tuple[str, str | None]:
-        """What to record for a notebook that ended: `queued` where the job starts again or Slurm has yet to say why."""
+        """Return what to record for a notebook that ended: `queued` where the job starts again or Slurm has yet to say why."""
         with self._lock:  # with `_over` set the watcher interrupts nothing
             self._over.set()
         clear_stop(self._run)

@@ -46,7 +46,7 @@ def find_notebook(name: str) -> Path:
 
 
 def metadata_of(notebook: Path) -> dict:
-    """What a notebook's file says of the whole notebook, such as its kernel."""
+    """Return what a notebook's file says of the whole notebook, such as its kernel."""
     return json.loads(notebook.read_text(encoding="utf-8")).get("metadata", {})
 
 

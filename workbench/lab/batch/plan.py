@@ -290,7 +290,7 @@ def _action(runs: Sequence[Run], code: str) -> tuple[str, Run | None]:
 
 
 def full_parameters(known: Mapping[str, Parameter], params: Mapping) -> dict:
-    """What a run records: every parameter the runner does not set, as given or by default."""
+    """Return what a run records: every parameter the runner does not set, as given or by default."""
     for name in SET_BY_RUNNER:
         if name in params:
             raise ParameterError(f"parameter {name!r} is set by the runner; {_INSTEAD[name]}")
@@ -358,21 +358,21 @@ def plan_text(entries: Sequence[Entry], gpus: int | None, *, on_slurm: bool = Fa
 
 
 def _data_of(entries: Sequence[Entry]) -> str:
-    """What each data set of these runs holds."""
+    """Return what each data set of these runs holds."""
     by_name = {str(entry.params.get("dataset")): entry for entry in entries}
     texts = [describe_data(entry.notebook, entry.params) for entry in by_name.values() if entry.notebook]
     return "; ".join(text for text in texts if text)
 
 
 def _of_zeros(notebook: Path, params: Mapping) -> str:
-    """What the notebook takes where a parameter is 0, as the help of that parameter says: `0 for the recipe's own`."""
+    """Return what the notebook takes where a parameter is 0, as the help of that parameter says: `0 for the recipe's own`."""
     helps = {name: declared.help for name, declared in notebook_parameters(notebook).items()}
     found = {name: re.search(r"\b0 for (.*)", helps.get(name, "")) for name, value in params.items() if value == 0}
     return "; ".join(f"{name}: {match[1]}" for name, match in found.items() if match)
 
 
 def _folder_of(entries: Sequence[Entry]) -> str:
-    """Where these runs go on; `TIME` stands for the name of a folder to be made."""
+    """Return the folder where these runs go on; `TIME` stands for the name of a folder to be made."""
     there = [entry.run.path for entry in entries if entry.run]
     if len(there) == len(entries):
         return os.path.commonpath(there)

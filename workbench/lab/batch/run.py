@@ -172,7 +172,7 @@ def execute_one(entry: Entry, *, quiet: bool = False, gpus: int | None = None) -
 
 
 def preview_on_slurm(entries: Sequence[Entry], options: slurm.SlurmOptions) -> tuple[str, str]:
-    """What `execute_on_slurm` would submit; makes nothing."""
+    """Say what `execute_on_slurm` would submit; make nothing."""
     scripts = ""
     try:
         for notebook, group in _by_notebook(entries):
@@ -259,5 +259,5 @@ def succeeded(run: Run | None, fail_on: str | None = None) -> bool:
 
 
 def tally(entries: Sequence[Entry]) -> str:
-    """How the runs of a plan ended, in a line."""
+    """Return how the runs of a plan ended, in a line."""
     return tally_of([None if entry.run is None else RunSummary.of(entry.run) for entry in entries])

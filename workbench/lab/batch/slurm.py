@@ -172,7 +172,7 @@ def _values(notebook: Path, count: int, options: SlurmOptions, folder: Path) -> 
 
 
 def array_sizes(count: int) -> list[int]:
-    """How many runs go into each array: the cluster says how large one may be."""
+    """Return how many runs go into each array: the cluster says how large one may be."""
     most = int(slurm_config().get("MaxArraySize") or count) or 1
     return [min(most, count - done) for done in range(0, count, most)]
 

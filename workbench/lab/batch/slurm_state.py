@@ -79,7 +79,7 @@ def ask_slurm(jobs: Collection[str]) -> dict[str, JobState]:
 
 
 def read_states(text: str) -> dict[str, JobState]:
-    """What squeue and sacct say of jobs: number, state, reason and nodes between bars.
+    """Return what squeue and sacct say of jobs: number, state, reason and nodes between bars.
 
     Example:
         >>> read_states("9_1|FAILED|NonZeroExitCode|n1")

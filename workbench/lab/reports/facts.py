@@ -101,7 +101,7 @@ def sample_completions(run: Run, most: int = _SAMPLE) -> tuple[list[dict], int, 
 
 
 def limits(run: Run, status: Mapping, result: Mapping, env: Mapping, parts) -> list[str]:
-    """What this report cannot support, in sentences; `parts` of its notebook, None when the runner executed none."""
+    """Return what this report cannot support, in sentences; `parts` of its notebook, None when the runner executed none."""
     lines = [_UNFINISHED[status["state"]]] if status["state"] in _UNFINISHED else []
     if parts and parts.executed < parts.cells and status["state"] != "done":
         lines.append(f"{parts.executed} of {parts.cells} code cells were executed.")
@@ -165,7 +165,7 @@ def audit_rows(audit: Mapping) -> list[dict]:
 
 
 def differing(values: Sequence[Mapping]) -> tuple[dict, list[str]]:
-    """What many mappings share, and the names of what differs among them."""
+    """Return what many mappings share, and the names of what differs among them."""
     names = list(dict.fromkeys(name for value in values for name in value))
     same = {n: values[0].get(n) for n in names if all(v.get(n) == values[0].get(n) for v in values)}
     return same, [n for n in names if n not in same]

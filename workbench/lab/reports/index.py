@@ -114,7 +114,7 @@ def _cards(rows: Sequence[Mapping], runs: Sequence[Run], hide: Callable[[str], s
 
 
 def _audits(runs: Sequence[Run]) -> dict[str, str]:
-    """What the audits of the runs found, in words with a colour; rows say which runs cannot be read, and why."""
+    """Return what the audits of the runs found, in words with a colour; rows say which runs cannot be read, and why."""
     summaries = []
     for run in runs:
         with contextlib.suppress(Exception):
@@ -165,7 +165,7 @@ def _microscope(page: Path) -> Path:
 
 
 def _reason(run: Run, error: Exception) -> str:
-    """What is wrong with a run, in a line; of an error that nobody foresaw also its kind."""
+    """Return what is wrong with a run, in a line; of an error that nobody foresaw also its kind."""
     return str(error) if isinstance(error, WorkbenchError) else f"{run.path}: {type(error).__name__}: {error}"
 
 
@@ -186,7 +186,7 @@ def _link(path: Path) -> str:
 
 
 def _index_row(run: Run, only: Sequence[str], hide: Callable[[str], str]) -> dict:
-    """What the table shows of a run. A new column is a line of `cells`."""
+    """Return what the table shows of a run. A new column is a line of `cells`."""
     summary = RunSummary.of(run)
     status, result = summary.status, summary.result
     seconds = None if summary.going else summary.seconds

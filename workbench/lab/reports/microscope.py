@@ -29,7 +29,7 @@ _BINS = 24  # of rewards
 
 
 def microscope_data(trainings: Sequence[Training], hide: Callable[[str], str] = str) -> tuple[dict, list[str]]:
-    """What the page holds: numbers of all steps, and the texts of every n-th group, all where they are few enough."""
+    """Return what the page holds: numbers of all steps, and the texts of every n-th group, all where they are few enough."""
     hide = functools.cache(lambda text, hide=hide: shortened(text, _LONGEST, change=hide))
     characters = sum(int(t.table["completion"].str.len().clip(upper=_LONGEST).sum()) for t in trainings)
     every = max(1, math.ceil(characters / MOST_CHARACTERS))
@@ -102,7 +102,7 @@ def _columns(training: Training, groups: np.ndarray, hide: Callable[[str], str])
 
 
 def _summary(training: Training, hide: Callable[[str], str]) -> dict:
-    """What the head of the page says of all completions, those that are not shown too."""
+    """Return what the head of the page says of all completions, those that are not shown too."""
     table = training.table
     by_step = table.groupby("step")
     sizes = by_step.size()
@@ -152,7 +152,7 @@ def _rewards(table: pd.DataFrame) -> dict:
 
 
 def reward_course(means: pd.Series) -> str:
-    """How the mean reward went, in a sentence; `means` has the steps as its index.
+    """Return how the mean reward went, in a sentence; `means` has the steps as its index.
 
     Example:
         >>> reward_course(pd.Series([0.0, 0.5, 1.0, 0.2], index=[1, 2, 3, 4]))

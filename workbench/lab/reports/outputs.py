@@ -13,7 +13,7 @@ WIDGET = "application/vnd.jupyter.widget-view+json"
 
 
 def readable(outputs: list[dict]) -> list[dict]:
-    """What is left to show: neighbouring pieces of a stream joined, what libraries said on stderr at the end.
+    """Return what is left to show: neighbouring pieces of a stream joined, what libraries said on stderr at the end.
 
     Left out are progress bars (their last state says nothing), the path that `save_result` returns.
     """
@@ -54,5 +54,5 @@ def joined_streams(outputs: list) -> list[dict]:
 
 
 def terminal_text(text: str) -> str:
-    """What a terminal would show in the end: no escape sequences, and of a line that was overwritten its last state."""
+    """Return what a terminal would show in the end: no escape sequences, and of a line that was overwritten its last state."""
     return "\n".join(line.rstrip("\r").rpartition("\r")[2] for line in ESCAPES.sub("", text).split("\n"))

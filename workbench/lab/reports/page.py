@@ -93,7 +93,7 @@ def hider(runs: Sequence[Run], redact: bool) -> Callable[[str], str]:
 
 
 def _texts(runs: Sequence[Run]) -> Iterable[str]:
-    """What of a run may name a home folder."""
+    """Return what of a run may name a home folder."""
     for run in runs:
         yield str(run.path)
         for name in ("executed.ipynb", "executing.ipynb", "log.txt", "params.json", "env.json", "status.json"):

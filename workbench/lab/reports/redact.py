@@ -138,7 +138,7 @@ def _path(match: re.Match) -> str:
 
 
 def _address(text: str, with_port: bool = False) -> bool:
-    """Whether this is a machine's IPv4 address; a version of four numbers is one only in a private range or with a port."""
+    """Say whether this is a machine's IPv4 address; a version of four numbers is one only in a private range or with a port."""
     try:
         address = ipaddress.IPv4Address(text.rpartition(":")[0] if with_port else text)
     except ValueError:

@@ -36,7 +36,7 @@ def build_report(
 
 
 def _notebook(run: Run) -> str:
-    """What a command calls the run's notebook: the library's own by name, a user's by its path."""
+    """Return what a command calls the run's notebook: the library's own by name, a user's by its path."""
     path = Path(str(run.executions[-1]["notebook"].get("path", run.notebook))) if run.executions else Path(run.notebook)
     return path.stem if path.parent == packaged("notebooks").resolve() else str(path)
 

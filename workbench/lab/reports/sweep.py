@@ -159,7 +159,7 @@ def _outcome(entries: Sequence) -> str:
 
 
 def _limits(entries: Sequence, groups: dict[str, list[Curve]]) -> list[str]:
-    """What the sweep cannot support, in sentences."""
+    """Return what the sweep cannot support, in sentences."""
     lines = []
     if left := [e for e in entries if e.state != "done"]:
         lines.append(f"{len(left)} of {len(entries)} runs are not done; nothing here counts them.")

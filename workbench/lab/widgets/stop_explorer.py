@@ -94,7 +94,7 @@ def _marker_length(rule: StopRule, ids, end) -> int:
 
 
 def show_stops(backend: str, sampler, stops: StopSpec, *, text: str = "", prompt: str = "", limit=32, rows=2, seed=0):
-    """How rows end under `stops`: those of a typed text, or of completions that a back end samples.
+    """Return how rows end under `stops`: those of a typed text, or of completions that a back end samples.
 
     Sampling runs twice with one seed. Without stops, to the limit: this shows what no stop would have cost. With the
     stops: this shows whether the back end ends where the rule says.
