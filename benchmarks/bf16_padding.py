@@ -37,6 +37,8 @@ def summary(changes: pd.DataFrame) -> dict[str, str]:
 def page(result: dict) -> list[str]:
     """Make the section of docs/evidence/real_weights.md."""
     return [
+        '<a id="pads-in-bf16"></a>',
+        "",
         "## Pads in bf16",
         "",
         f"Mean change of a log-prob of SmolLM2 in bf16 [nats], from each text alone: {result['texts']} texts of the starter",
