@@ -112,7 +112,7 @@ if not Path({filled!r}).exists():
 
 
 @pytest.mark.slow
-def test_full_disk_interrupts_a_run_that_resumes_later(tmp_path):
+def test_full_disk_ends_a_run_that_resumes_later(tmp_path):
     disk = tmp_path / "disk"
     disk.mkdir()
     mount = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=1500k", "tmpfs", disk], capture_output=True)
@@ -122,7 +122,8 @@ def test_full_disk_interrupts_a_run_that_resumes_later(tmp_path):
         process = workbench("run", notebook, "-q", "--runs-dir", disk / "runs")
         assert process.returncode == 3 and "Traceback" not in process.stderr
         assert "No space left on device; free some space, then continue a run with" in process.stderr
-        assert only_run(disk / "runs").status["state"] == "interrupted"
+        status = only_run(disk / "runs").status
+        assert status["state"] == "failed" and "No space left on device" in status["error"]
         (big,) = disk.rglob("big")
         assert (big.parent / "metrics.jsonl").read_text() == '{"step": 1}\n'
         big.unlink()
