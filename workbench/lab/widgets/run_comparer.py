@@ -87,7 +87,7 @@ def run_comparer(runs: Sequence[Run], baselines: Iterable[Baseline | str], *, in
         return compare_runs(runs, by_name.values(), **options)
 
     def show(runs, documented, tolerance):
-        chosen = [by_name[name] for name in documented]
+        chosen = [one for name, one in by_name.items() if name in documented]  # in their own order, as without a widget
         return compare_runs(runs, chosen, **options | {"tolerance": tolerance})
 
     ticked = "in the figure and the tables when ticked"
