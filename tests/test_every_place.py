@@ -2,15 +2,11 @@
 
 import errno
 import json
-import os
 import signal
-import subprocess
-import sys
 
 import pytest
-from conftest import ROOT
 
-from benchmarks.every_place import FAULTS, Faults, forked
+from benchmarks.every_place import Faults, forked
 from workbench.runs.files import append_rows, open_lines, write_json
 
 WRITES = ["open", "write", "rename"]  # of a small file
@@ -66,16 +62,3 @@ def test_a_torn_write_leaves_half_a_line(folder):
 
     assert forked(call, folder.parent / "said") == -signal.SIGKILL
     assert (folder / "rows.jsonl").read_text() == '{"step'
-
-
-@pytest.mark.slow
-@pytest.mark.rare
-def test_a_run_survives_faults_at_some_of_its_places(tmp_path):
-    command = [sys.executable, "-m", "benchmarks.every_place", "--every", "60", "--out", str(tmp_path / "result.json")]
-    done = subprocess.run(command, cwd=ROOT, env=os.environ | {"PYTHONPATH": str(ROOT)}, capture_output=True, text=True)
-    result = json.loads((tmp_path / "result.json").read_text())
-    left = [each for each in result["problems"] if "temporary file" not in each or ".html." not in each]
-    assert left == [], done.stderr[-3000:]  # a page that is killed as it is written leaves its temporary file
-    assert {row["scenario"] for row in result["counts"]} == {"run", "sweep", "resume"}
-    assert {"open", "write", "rename"} <= {row["call"] for row in result["counts"]} <= FAULTS.keys()
-    assert sum(row["tried"] for row in result["counts"]) >= 20
