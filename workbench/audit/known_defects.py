@@ -107,6 +107,12 @@ def _lora(s: Settings) -> Met:
     return _if(given, "LoRA", "a peft_config" * (given is None))
 
 
+def _open_turn(s: Settings) -> Met:
+    if not s.stops:
+        return NO
+    return None, f"tools or environments, if {s.stops} in generation_kwargs ends their calls"
+
+
 def _ignored(s: Settings) -> Met:
     names = [name for name in ("stop", "stop_token_ids", "max_tokens") if s.kwargs.get(name)]
     return _if(names and not s["use_vllm"], f"{', '.join(names)} in generation_kwargs, without vLLM")
@@ -159,8 +165,7 @@ MET: dict[str, tuple[Sequence[str], Callable[[Settings], Met]]] = {
         s.stops, f"mask_truncated_completions=True, {s.stops} in generation_kwargs", _AT_A_TEXT)),
     "online_dpo_stop_strings": (("OnlineDPO",), lambda s: _if(
         s["use_vllm"] and s.stops == "stop", "use_vllm=True, stop in generation_kwargs")),
-    "open_tool_turn": (("GRPO",), lambda s: _if(
-        False, "", f"tools or environments, if {s.stops} in generation_kwargs ends their calls" * bool(s.stops))),
+    "open_tool_turn": (("GRPO",), _open_turn),
     "padding_without_positions": (_NOT_PPO, lambda s: (None, "a model with learned positions, as GPT-2")),
     "pads_behind_a_stop_id": (_GROUPED, lambda s: _if(
         not s["use_vllm"] and s.kwargs.get("eos_token_id"), "eos_token_id in generation_kwargs, without vLLM")),
