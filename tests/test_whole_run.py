@@ -14,6 +14,13 @@ def test_all_that_starts_an_engine_or_asks_the_server_is_of_one_scope():
     assert whole_run.scope_of("tests/runs/test_run.py") == "tests/runs/test_run.py"
 
 
+def test_resumed_notebooks_are_spread_and_one_notebook_stays_whole():
+    of = whole_run.by_notebook
+    assert of("test_it[05_grpo_docs_example-before]") == of("test_it[05_grpo_docs_example-behind]") == "resumed 05"
+    assert of("test_it[07_one_step_recomputed-before]") == "resumed 07"
+    assert (ROOT / whole_run.RESUMED).is_file()
+
+
 def test_every_file_of_tests_has_its_seconds_and_none_is_gone():
     """A file without an entry starts as one of five seconds, and the longest no longer start first."""
     seconds = json.loads(whole_run.DURATIONS.read_text())

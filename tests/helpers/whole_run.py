@@ -17,6 +17,7 @@ ROOT = Path(__file__).parents[2]
 DURATIONS = ROOT / "tests" / "durations.json"
 NEW_FILE_S = 5.0  # a file that was never recorded
 RECORD = "--record-durations"
+RESUMED = "tests/test_resumed_notebooks.py"  # 40 minutes, so each worker takes some of its notebooks
 
 
 def pytest_addoption(parser) -> None:
@@ -47,6 +48,11 @@ def scope_of(file: str) -> str:
     return "vLLM" if needs_vllm else file
 
 
+def by_notebook(test: str) -> str:
+    """The tests of one notebook together, which compare with the same undisturbed run: `resumed 05`."""
+    return "resumed " + test.partition("[")[2][:2]
+
+
 def longest_first(files: list[str], seconds: dict[str, float]) -> list[str]:
     """Files, each once, in the order in which they start: scopes by their seconds, and each scope's files together."""
     of_scope: dict[str, float] = collections.defaultdict(float)
@@ -71,7 +77,8 @@ def pytest_xdist_make_scheduler(config, log):
 
     class ByScope(LoadFileScheduling):
         def _split_scope(self, nodeid: str) -> str:
-            return scope_of(file_of(nodeid))
+            file, test = file_of(nodeid), nodeid.partition("::")[2]
+            return by_notebook(test) if file == RESUMED else scope_of(file)
 
     config.option.loadscopereorder = False  # by the number of their tests
     return ByScope(config, log) if config.getvalue("dist") == "loadfile" else None
