@@ -4,6 +4,7 @@ import json
 import pytest
 from conftest import need
 from datasets import Dataset
+from trl_version import HAS_PPO
 
 from workbench.errors import MissingDependencyError, ParameterError
 from workbench.experiments.recipes import DOCS, STARTER, Recipe, grpo_config, load_prompts, make_recipe, resolve_model
@@ -91,6 +92,8 @@ def test_without_a_gpu_the_config_is_fp32_on_the_cpu(tmp_path):
 def test_the_vllm_back_end_samples_in_process(tmp_path, monkeypatch):
     from importlib.util import find_spec
 
+    if HAS_PPO:
+        pytest.skip("from this TRL a vLLM that it cannot import is hidden")
     need(find_spec("vllm"), "vLLM")
     monkeypatch.setenv("VLLM_CPU_KVCACHE_SPACE", "1")
     config = grpo_config(make_recipe("starter", backend="vllm"), tmp_path)
