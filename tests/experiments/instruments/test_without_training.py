@@ -1,0 +1,31 @@
+"""The same prompts sampled without a stop and with EOS as the stop."""
+
+import numpy as np
+import pytest
+
+from workbench.errors import ParameterError
+from workbench.experiments.instruments.without_training import ROWS, count_eos, ratio_of_passes, sampled_twice
+from workbench.experiments.recipes import load_prompts, resolve_model
+
+
+def test_tokens_behind_the_first_eos_are_counted():
+    rows = [[7, 2, 9, 2], [3, 9, 9, 9], [9, 9, 9, 2], [8, 8, 8, 8]]
+    counts = {"tokens": 16, "after EOS": 5, "with EOS": 3, "longest": 4}
+    assert count_eos(rows, {2, 3}) == counts
+    assert count_eos([[2, 9], [9, 2]], {2})["longest"] == 2
+    assert count_eos([], {2}) == {"tokens": 0, "after EOS": 0, "with EOS": 0, "longest": 0}
+
+
+def test_a_completion_is_the_same_up_to_eos_in_both_arms():
+    batches = sampled_twice(
+        resolve_model("starter"), load_prompts("starter")["prompt"][: ROWS + 4], 24, temperature=1.0
+    )
+    assert batches["completions"].tolist() == [ROWS, 4] == batches["same up to EOS"].tolist()
+    assert (batches["passes, no stop"] == 24).all() and (batches["tokens"] == 24 * batches["completions"]).all()
+    assert (batches["passes, stop at EOS"] == batches["longest"]).all() and batches["with EOS"].sum() > 0
+    assert ratio_of_passes(batches, np.random.default_rng(0)).estimate >= 1
+
+
+def test_a_single_text_is_no_list_of_prompts():
+    with pytest.raises(ParameterError, match="expected a list of at least one prompt"):
+        sampled_twice(resolve_model("starter"), "a text", 24)
