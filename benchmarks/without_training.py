@@ -3,8 +3,8 @@
     python -m benchmarks.without_training --out data/measured/without_training.json
 
 It samples 208 prompts twice at each token limit, in batches of 16, on one thread of a CPU: minutes at 64 tokens on an idle
-machine. `--dataset` takes `number-words`, `sums`, or a file with a column `prompt`. Rows that the file at `--out` has of
-other data sets and limits stay in it.
+machine. `--dataset` takes `number-words`, `sums`, or a file with a column `prompt`. The file at `--out` has what is finished after
+each batch, and keeps rows of other data sets and limits.
 """
 
 from pathlib import Path
@@ -16,7 +16,7 @@ from trl import maybe_apply_chat_template
 
 from tools.record import about, made_with, measured, parser, run_main, table, use_one_thread
 from workbench.curves.stats import share_interval
-from workbench.experiments.instruments.without_training import ROWS, ratio_of_passes, sampled_twice
+from workbench.experiments.instruments.without_training import ROWS, ratio_of_arms, sampled_twice
 from workbench.experiments.recipes import load_prompts, resolve_model
 from workbench.runs.files import jsonable, read_json, write_json
 
@@ -34,7 +34,7 @@ def summary(batches: pd.DataFrame) -> dict[str, str]:
     """
     total = batches.sum()
     rng = np.random.default_rng(0)
-    passes, seconds = (ratio_of_passes(batches, rng, what) for what in ("passes", "seconds"))
+    passes, seconds = (ratio_of_arms(batches, what, rng) for what in ("passes", "seconds"))
     with_eos = share_interval(int(total["with EOS"]), int(total["completions"]))
     return {
         "forward passes": f"{total['passes, no stop']:.0f} without a stop, {total['passes, stop at EOS']:.0f} with it; "
@@ -81,15 +81,17 @@ def main() -> None:
     prompts = load_prompts(args.dataset).select(range(args.prompts))["prompt"]
     texts = [maybe_apply_chat_template({"prompt": prompt}, tokenizer)["prompt"] for prompt in prompts]
     for limit in args.limits:
-        batches = sampled_twice(model, texts, limit)
-        said = summary(batches)
-        print(said, flush=True)
-        if args.out:
-            row = {"completions": int(batches["completions"].sum()), "rows of a batch": ROWS, "summary": said}
-            row |= {"batches": batches.round(2).to_dict("list"), "environment": about()}
-            rows = read_json(args.out, {}).get("rows", {})
-            rows[f"{Path(args.dataset).stem}, at most {limit} tokens"] = row
-            write_json(args.out, jsonable({"rows": rows}))
+        batches: list[dict] = []
+        for batch in sampled_twice(model, texts, limit):
+            batches.append(batch)
+            table_of_batches = pd.DataFrame(batches)
+            row = {"completions": int(table_of_batches["completions"].sum()), "rows of a batch": ROWS}
+            row |= {"summary": summary(table_of_batches), "batches": table_of_batches.round(2).to_dict("list")}
+            print(row["summary"], flush=True)
+            if args.out:
+                rows = read_json(args.out, {}).get("rows", {})
+                rows[f"{Path(args.dataset).stem}, at most {limit} tokens"] = row | {"environment": about()}
+                write_json(args.out, jsonable({"rows": rows}))
 
 
 if __name__ == "__main__":

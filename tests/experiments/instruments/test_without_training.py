@@ -1,10 +1,11 @@
 """The same prompts sampled without a stop and with EOS as the stop."""
 
 import numpy as np
+import pandas as pd
 import pytest
 
 from workbench.errors import ParameterError
-from workbench.experiments.instruments.without_training import ROWS, count_eos, ratio_of_passes, sampled_twice
+from workbench.experiments.instruments.without_training import ROWS, count_eos, ratio_of_arms, sampled_twice
 from workbench.experiments.recipes import load_prompts, resolve_model
 
 
@@ -23,9 +24,9 @@ def test_a_completion_is_the_same_up_to_eos_in_both_arms():
     assert batches["completions"].tolist() == [ROWS, 4] == batches["same up to EOS"].tolist()
     assert (batches["passes, no stop"] == 24).all() and (batches["tokens"] == 24 * batches["completions"]).all()
     assert (batches["passes, stop at EOS"] == batches["longest"]).all() and batches["with EOS"].sum() > 0
-    assert ratio_of_passes(batches, np.random.default_rng(0)).estimate >= 1
+    assert ratio_of_arms(batches, "passes", np.random.default_rng(0)).estimate >= 1
 
 
 def test_a_single_text_is_no_list_of_prompts():
     with pytest.raises(ParameterError, match="expected a list of at least one prompt"):
-        sampled_twice(resolve_model("starter"), "a text", 24)
+        list(sampled_twice(resolve_model("starter"), "a text", 24))

@@ -1,12 +1,13 @@
 """What sampling without a stop costs before anything is trained: the same prompts, with EOS as the stop and without one."""
 
 import time
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence
 
 import numpy as np
 import pandas as pd
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from ...curves.stats import Interval
 from ...errors import ParameterError
 from ...generation.stops import StopRule, StopSpec
 from ..sampling import Sampling, TransformersSampler, generate
@@ -44,7 +45,7 @@ def count_eos(rows: Sequence[Sequence[int]], eos_ids: Collection[int]) -> dict[s
 
 def sampled_twice(
     model: str, texts: Sequence[str], limit: int, *, temperature: float = 0.7, seed: int = 0
-) -> pd.DataFrame:
+) -> Iterator[dict[str, float]]:
     """Sample each batch of 16 texts twice with the same seed, without a stop and with EOS as the stop; count what it takes.
 
     The batches are the same in both arms. A completion is then the same up to its EOS, because each row of a batch draws at
@@ -57,9 +58,9 @@ def sampled_twice(
         temperature: 0.7 is the default of TRL's `PPOConfig`.
         seed: of the first batch; the next batches have the next numbers.
 
-    Returns:
-        A row for each batch: the counts of `count_eos`, `completions`, `same up to EOS` (completions that are equal in both
-        arms up to EOS), and for each arm its `passes` (forward passes of the model) and `seconds`.
+    Yields:
+        For each batch the counts of `count_eos`, `completions`, `same up to EOS` (completions that are equal in both arms up
+        to EOS), and for each arm its `passes` (forward passes of the model) and `seconds`.
 
     Raises:
         ParameterError: no texts, or a tokenizer and generation config without an EOS.
@@ -73,7 +74,6 @@ def sampled_twice(
     passes: list[int] = []
     policy.register_forward_hook(lambda *_: passes.append(1))
     generate(sampler, texts[:1], sampling=Sampling(2, temperature))  # the first call of a model takes longer
-    batches = []
     for number, start in enumerate(range(0, len(texts), ROWS)):
         sampling = Sampling(limit, temperature, seed=seed + number)
         rows, batch = {}, {}
@@ -87,10 +87,9 @@ def sampled_twice(
         pairs = zip(rows["no stop"], rows["stop at EOS"], strict=True)
         same = sum(free[: len(ended)] == ended for free, ended in pairs)
         counts = count_eos(rows["no stop"], eos_ids)
-        batches.append(counts | {"completions": len(rows["no stop"]), "same up to EOS": same} | batch)
-    return pd.DataFrame(batches)
+        yield counts | {"completions": len(rows["no stop"]), "same up to EOS": same} | batch
 
 
-def ratio_of_passes(batches: pd.DataFrame, rng: np.random.Generator, what: str = "passes"):
-    """The `passes` or `seconds` without a stop over those with one: geometric mean over batches, with its interval."""
+def ratio_of_arms(batches: pd.DataFrame, what: str, rng: np.random.Generator) -> Interval:
+    """Divide the `passes` or `seconds` without a stop by those with one: geometric mean over batches, with its interval."""
     return ratio_of(batches[f"{what}, no stop"], batches[f"{what}, stop at EOS"], rng)
