@@ -3,8 +3,8 @@
     python -m benchmarks.without_training --out data/measured/without_training.json
 
 It samples 208 prompts twice at each token limit, in batches of 16, on one thread of a CPU: minutes at 64 tokens on an idle
-machine. `--dataset` takes `number-words`, `sums`, or a file with a column `prompt`. The file at `--out` has what is finished after
-each batch, and keeps rows of other data sets and limits.
+machine. `--dataset` takes `number-words`, `sums`, or a file with a column `prompt`. The file at `--out` has what is
+finished after each batch, and keeps rows of other data sets and limits.
 """
 
 from pathlib import Path
