@@ -2,11 +2,11 @@
 
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 import numpy as np
 
-from benchmarks import bf16_padding, dose
+from benchmarks import bf16_padding, dose, without_training
 from tools.record import ROOT, csv_next_to_page, csv_text, made_section, made_with, measured, table
 from workbench.curves.documented import Baseline, list_baselines, load_baseline
 from workbench.curves.figures import DescribedFigure
@@ -132,10 +132,24 @@ def arms() -> Iterator[list[str]]:
         yield [str(one.task), arm, str(len(norms)), counts, logged, true, right]
 
 
+def by_versions(made: Iterable[str]) -> list[str]:
+    """Put commits with the same versions into one text.
+
+    Example:
+        >>> by_versions(["commit a, 2026-11-25, TRL 1.16.0", "commit b, 2026-11-26, TRL 1.16.0"])
+        ['commit a, 2026-11-25; commit b, 2026-11-26; TRL 1.16.0']
+    """
+    commits: dict[str, list[str]] = {}
+    for text in made:
+        commit, _, versions = text.partition(", TRL ")
+        commits.setdefault(f"TRL {versions}", []).append(commit)
+    return ["; ".join([*dict.fromkeys(of_versions), versions]) for versions, of_versions in commits.items()]
+
+
 def made_arms() -> list[str]:
-    """Say what made the stored arms of SmolLM2, each commit and its versions once."""
+    """Say what made the stored arms of SmolLM2."""
     stored = [load_baseline(name) for name in list_baselines() if name.startswith(SMOLLM2)]
-    return list(dict.fromkeys(made for one in stored for made in one.recorded["made_with"]))
+    return by_versions(made for one in stored for made in one.recorded["made_with"])
 
 
 def gemma_arms() -> Iterator[list[str]]:
@@ -175,6 +189,7 @@ def page() -> list[str]:
     none = ["None is stored yet: `make real` trains them, `python -m benchmarks.real` stores those that are finished."]
     made = [("examples and EOS", "`python -m benchmarks.dose`", made_with(measured("dose")))]
     made += [("bf16 and pads", "`python -m benchmarks.bf16_padding`", made_with(measured("bf16_padding")))]
+    made += without_training.provenance()
     made = [*(("SmolLM2", "`python -m benchmarks.real`", versions) for versions in made_arms()), *made]
     return [
         "# What was seen on real weights",
@@ -198,6 +213,7 @@ def page() -> list[str]:
         "",
         *(csv_next_to_page("smollm2.csv") if list(arms()) else none),
         "",
+        *without_training.page(),
         *dose.page(measured("dose")),
         *bf16_padding.page(measured("bf16_padding")),
         "## gemma-3-270m",
