@@ -199,4 +199,8 @@ def test_every_stored_output_closes_the_elements_it_opens():
             for output in cell.outputs:
                 html = output.get("data", {}).get("text/html", "")
                 for name in ("div", "table", "figure", "details"):
-                    assert len(re.findall(rf"<{name}\b", html)) == html.count(f"</{name}>"), (path.name, name, html[:200])
+                    assert len(re.findall(rf"<{name}\b", html)) == html.count(f"</{name}>"), (
+                        path.name,
+                        name,
+                        html[:200],
+                    )

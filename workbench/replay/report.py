@@ -115,6 +115,7 @@ class CheckedRow:
     ratios: np.ndarray
     slopes: np.ndarray  # by which each token's log-prob moves the loss
     prompt: str = ""  # its text
+    number: int | None = None  # of the generated row, as stages name it; None: not known, or none was generated
 
 
 @dataclass(frozen=True)
@@ -187,7 +188,7 @@ class StepReport:
         """The tokens of one completion through all stages: a line each.
 
         Args:
-            row: in the order in which the loss took them.
+            row: its place in `rows`, which are in the order of their generation.
 
         Returns:
             Columns `token`, `id`, `mask`, `advantage`, `logp` (the trainer's), `logp_alone`, `ratio`, and `gradient`, this
@@ -237,7 +238,9 @@ class StepReport:
             style += "" if mask else "; text-decoration: line-through; color: #888"
             spans.append(f'<span style="{style}" title="{share:+.2%} of the gradient">{html.escape(token)}</span>')
         advantages = np.atleast_1d(self.rows[row].advantage)
-        head = f"Completion {row}, advantage {advantages.mean() if len(advantages) else 0.0:+.2f}"
+        number = self.rows[row].number
+        name = f"Completion {row} of the loss" if number is None else f"Completion {number}"
+        head = f"{name}, advantage {advantages.mean() if len(advantages) else 0.0:+.2f}"
         head += " in the mean of its tokens" if len(advantages) > 1 else ""
         text = f'<code style="white-space: pre-wrap">{"".join(spans)}</code>'
         return f"<p>{head}<br>{_prompt_html(self.rows[row].prompt)}{text}</p>"
