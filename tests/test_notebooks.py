@@ -188,3 +188,19 @@ def test_a_figure_is_written_as_a_picture_then_its_caption_and_data():
     assert after.data["text/html"].endswith("<p>after</p>") and after.data["text/plain"] == "One seed. after"
     plain = nbformat.v4.new_output("display_data", {"text/plain": "4"})
     assert with_pictures(plain) == [plain]
+    shown.data["text/html"] = f'<div class="foreign">{html}</div>'  # as redacted pages have it
+    assert with_pictures(shown) == [before, picture, after]
+
+
+def test_every_stored_output_closes_the_elements_it_opens():
+    """A viewer writes outputs into one page: an element that stays open takes in what follows, or hides it."""
+    for path in NOTEBOOKS:
+        for cell in code_cells(path):
+            for output in cell.outputs:
+                html = output.get("data", {}).get("text/html", "")
+                for name in ("div", "table", "figure", "details"):
+                    assert len(re.findall(rf"<{name}\b", html)) == html.count(f"</{name}>"), (
+                        path.name,
+                        name,
+                        html[:200],
+                    )

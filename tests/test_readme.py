@@ -212,11 +212,8 @@ def test_lead_figure_says_what_was_recorded():
     masked, *learned = (recorded(load_baseline(name)) for name in names)
     counts = [tuple(map(sum, zip(*map(useful_steps, arm), strict=True))) for arm in (masked, *learned)]
     steps = sum(len(seed["grad_norm"].dropna()) for seed in masked)
-    assert (
-        f"In {counts[0][1]} of its {steps} steps (five seeds of 30) completions of one prompt had different rewards"
-        in readme
-    )
-    assert f"Only {counts[0][0]} of these steps had a gradient" in readme
+    assert f"took {steps} steps (five seeds of 30). In {counts[0][1]} of them completions of one prompt" in readme
+    assert f"only {counts[0][0]} of these {counts[0][1]} had a gradient" in readme
     assert (
         all(used == could for used, could in counts[1:]) and "workbench with masking, all such steps have one" in readme
     )
@@ -226,6 +223,6 @@ def test_lead_figure_says_what_was_recorded():
     assert (
         "22 points (95%: 10 to 34) above stock TRL" in readme and "+0.22 (+0.10 to +0.34), seeds: 5" in said and surely
     )
-    assert f"and after these steps {low}. " in readme and f"it answers {high} right." in readme
+    assert f"after training {low}; " in readme and f"in the workbench (green), {high}." in readme
     assert [len(arm) for arm in (masked, *learned)] == [5, 5, 5] and "five a colour" in readme
     assert "masked-stops" in audit_run(ROOT / "data/audit/masked_stops_gemma.jsonl").problems

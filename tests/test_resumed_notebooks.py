@@ -134,17 +134,7 @@ def outcome(run: Run) -> dict:
     return made
 
 
-BOTH = ("00_start_here", "01_ppo_eos_stop", "02_grpo_custom_stops", "05_grpo_docs_example", "07_one_step_recomputed")
-TRIED = [  # the others take minutes each on vLLM
-    *[(name, place) for name in BOTH for place in ("before", "behind")],
-    ("03_position_ids_and_padding", "before"),
-    ("04_duplicate_prompts", "before"),
-    ("04_duplicate_prompts", "behind"),
-    ("08_who_moved_the_ratio", "before"),
-    ("09_is_the_sampler_the_policy", "before"),
-    ("10_do_the_weights_move", "before"),
-    ("10_do_the_weights_move", "behind"),
-]
+TRIED = [(name, place) for name in TRAINING for place in ("before", "behind")]
 
 
 @pytest.mark.rare

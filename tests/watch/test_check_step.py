@@ -179,6 +179,24 @@ def test_rows_keep_the_images_they_were_generated_with(family, cls, verdict, tmp
     assert "a row alone without them" in report["log-probs"].cause
 
 
+class NotesItsRows(trl.GRPOTrainer):
+    generated: list = []
+
+    def _generate_and_score_completions(self, inputs):
+        output = super()._generate_and_score_completions(inputs)
+        for ids, mask in zip(output["completion_ids"], output["completion_mask"], strict=True):
+            self.generated.append(ids[mask > 0].tolist())
+        return output
+
+
+def test_rows_of_the_page_have_the_numbers_of_the_stages(tmp_path):
+    """TRL shuffles the rows of a generation before the loss takes them."""
+    NotesItsRows.generated.clear()
+    report = check_step(make(tmp_path, cls=NotesItsRows))
+    assert [row.number for row in report.rows] == list(range(len(report.rows)))
+    assert [row.completion_ids for row in report.rows] == NotesItsRows.generated
+
+
 def test_tokens_and_page_show_each_token(tmp_path):
     report = check_step(make(tmp_path, funcs=[length]))
     tables = [report.tokens(row) for row in range(len(report.rows))]

@@ -3,13 +3,37 @@
 import dataclasses
 import re
 from collections.abc import Iterable, Mapping
+from enum import StrEnum
 from typing import Any
 
 from ..errors import ParameterError
 from ..runs.files import jsonable
 
-FOUND, NOT_FOUND, CANNOT_TELL = "found", "not found", "cannot tell"
-SEVERITIES = PROBLEM, WARNING, NOTE = "problem", "warning", "note"
+
+class RuleVerdict(StrEnum):
+    """What a rule answers for a run."""
+
+    FOUND = "found"
+    """It saw what it looks for."""
+    NOT_FOUND = "not found"
+    """It looked, and it is not there."""
+    CANNOT_TELL = "cannot tell"
+    """The log does not hold what would decide it; the advice says what does."""
+
+
+class Severity(StrEnum):
+    """How much what was found matters. The worst comes first."""
+
+    PROBLEM = "problem"
+    """The run does not do what it is for, or its numbers are wrong; the exit code becomes 1."""
+    WARNING = "warning"
+    """It may, and somebody has to look."""
+    NOTE = "note"
+    """Worth knowing; nothing has to change."""
+
+
+FOUND, NOT_FOUND, CANNOT_TELL = RuleVerdict
+SEVERITIES = PROBLEM, WARNING, NOTE = tuple(Severity)
 _LONGEST_TITLE = 60  # characters
 
 
@@ -107,7 +131,7 @@ def found(
     if severity not in SEVERITIES:
         raise ParameterError(f"severity={severity!r}: expected one of {', '.join(SEVERITIES)}")
     numbers = {name: float(value) for name, value in (cost or {}).items()}
-    return Finding(FOUND, says, severity, steps=tuple(map(int, steps)), cost=numbers, advice=advice, **about)
+    return Finding(FOUND, says, Severity(severity), steps=tuple(map(int, steps)), cost=numbers, advice=advice, **about)
 
 
 def absent(says: str, **evidence) -> Finding:

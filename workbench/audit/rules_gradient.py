@@ -330,7 +330,9 @@ _CAUSES = {  # cause -> in words, what to do, the notebook that shows it
 
 
 def _dead(log: Log, dead: np.ndarray, cause: str, counts: dict) -> Finding:
-    share, (words, _, notebook), severity = float(dead.mean()), _CAUSES[cause], PROBLEM
+    share = float(dead.mean())
+    words, _, notebook = _CAUSES[cause]
+    severity: str = PROBLEM
     reward, top = reward_of(log), highest_reward(log)
     if cause == "equal-rewards" and reward is not None and not np.isnan(reward[dead]).all():
         where, severity = _level(float(np.nanmean(reward[dead])), reward, top)

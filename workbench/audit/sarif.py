@@ -10,7 +10,7 @@ from .check import RULES
 from .finding import FOUND, NOTE, PROBLEM, WARNING, Finding, step_ranges
 
 SARIF_SCHEMA = "https://json.schemastore.org/sarif-2.1.0.json"
-_LEVELS = {PROBLEM: "error", WARNING: "warning", NOTE: "note"}
+_LEVELS: dict[str, str] = {PROBLEM: "error", WARNING: "warning", NOTE: "note"}
 
 
 def as_sarif(audits: Sequence[tuple[str, Sequence[Finding]]], unusable: Sequence[str], code: int) -> dict:

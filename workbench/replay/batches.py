@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from .report import Stage
-from .stages import SAME, places, tolerance_of
+from .stages import SAME, places, tolerance_of, without_pads
 from .step import MicroRows, Step
 
 _LOGPS = {
@@ -91,7 +91,7 @@ class _Comparison:
     def __init__(self, step: Step):
         self.step = step
         self.advantages = [np.asarray(row) for table in step.advantages for row in table]
-        self.keys = [(tuple(row.prompt_ids), _without_pads(row.ids, step.pad_token_id)) for row in step.rows]
+        self.keys = [(tuple(row.prompt_ids), without_pads(row.ids, step.pad_token_id)) for row in step.rows]
         self.differences: dict[int, dict[str, str]] = {}  # row of the loss -> part -> what is there instead
         self.missing: list[int] = []  # generated rows that the loss did not take
         self.rows = 0
@@ -130,7 +130,7 @@ class _Comparison:
             self.missing += list(free)
 
     def _key(self, row: _Taken) -> tuple:
-        return row.prompt, _without_pads(row.ids, self.step.pad_token_id)
+        return row.prompt, without_pads(row.ids, self.step.pad_token_id)
 
     def _limit(self) -> float:
         return tolerance_of(self.step).value
@@ -244,13 +244,6 @@ def _range(values: np.ndarray) -> str:
 def _common(a: Sequence[int], b: Sequence[int]) -> int:
     """The number of equal tokens with which both begin."""
     return next((i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))
-
-
-def _without_pads(ids: Sequence[int], pad: int | None) -> tuple[int, ...]:
-    end = len(ids)
-    while end and ids[end - 1] == pad:
-        end -= 1
-    return tuple(ids[:end])
 
 
 def _factor(pairs: Sequence[tuple[float, float]]) -> float | None:

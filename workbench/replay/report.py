@@ -4,6 +4,7 @@ import html
 import textwrap
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from enum import StrEnum
 from typing import Any
 
 import numpy as np
@@ -12,13 +13,28 @@ import pandas as pd
 from ..errors import ParameterError, did_you_mean
 from .formulas import formula_of, trl_line
 
-VERDICTS = ("same", "rounding", "different", "cannot tell", "meant")
-_COLOURS = {
-    "same": "#1a7f37",
-    "rounding": "#57606a",
-    "different": "#b42318",
-    "cannot tell": "#8a6d00",
-    "meant": "#0550ae",
+
+class StageVerdict(StrEnum):
+    """What is said of a stage."""
+
+    SAME = "same"
+    """What was used is what the definition gives."""
+    ROUNDING = "rounding"
+    """They differ by no more than the dtype's rounding."""
+    DIFFERENT = "different"
+    """They differ by more."""
+    CANNOT_TELL = "cannot tell"
+    """The step does not hold what would decide it; the cause says what is missing."""
+    MEANT = "meant"
+    """They differ, and `meant=` names the stage."""
+
+
+_COLOURS: dict[str, str] = {
+    StageVerdict.SAME: "#1a7f37",
+    StageVerdict.ROUNDING: "#57606a",
+    StageVerdict.DIFFERENT: "#b42318",
+    StageVerdict.CANNOT_TELL: "#8a6d00",
+    StageVerdict.MEANT: "#0550ae",
 }
 STAGES = (
     "sampling",
@@ -64,7 +80,7 @@ class Stage:
     """One stage of a step: what the trainer used against what its definition gives from the stage before."""
 
     name: str
-    verdict: str  # one of VERDICTS
+    verdict: str  # one of `StageVerdict`
     cause: str = ""  # a sentence; with the setting that makes it so where there is one
     largest: float | None = None  # difference, in the stage's own unit
     where: str = ""  # rows and tokens
@@ -99,6 +115,7 @@ class CheckedRow:
     ratios: np.ndarray
     slopes: np.ndarray  # by which each token's log-prob moves the loss
     prompt: str = ""  # its text
+    number: int | None = None  # of the generated row, as stages name it; None: not known, or none was generated
 
 
 @dataclass(frozen=True)
@@ -171,7 +188,7 @@ class StepReport:
         """The tokens of one completion through all stages: a line each.
 
         Args:
-            row: in the order in which the loss took them.
+            row: its place in `rows`, which are in the order of their generation.
 
         Returns:
             Columns `token`, `id`, `mask`, `advantage`, `logp` (the trainer's), `logp_alone`, `ratio`, and `gradient`, this
@@ -221,7 +238,9 @@ class StepReport:
             style += "" if mask else "; text-decoration: line-through; color: #888"
             spans.append(f'<span style="{style}" title="{share:+.2%} of the gradient">{html.escape(token)}</span>')
         advantages = np.atleast_1d(self.rows[row].advantage)
-        head = f"Completion {row}, advantage {advantages.mean() if len(advantages) else 0.0:+.2f}"
+        number = self.rows[row].number
+        name = f"Completion {row} of the loss" if number is None else f"Completion {number}"
+        head = f"{name}, advantage {advantages.mean() if len(advantages) else 0.0:+.2f}"
         head += " in the mean of its tokens" if len(advantages) > 1 else ""
         text = f'<code style="white-space: pre-wrap">{"".join(spans)}</code>'
         return f"<p>{head}<br>{_prompt_html(self.rows[row].prompt)}{text}</p>"

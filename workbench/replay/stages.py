@@ -1,8 +1,9 @@
 """The stages of a step that need no model: each computed again from the stage before it, and compared with what was used."""
 
 import dataclasses
+import itertools
 import math
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -482,13 +483,25 @@ def places(rows: Sequence[int] | np.ndarray, unit: str = "rows") -> str:
     return f"{unit} {', '.join(str(i) for i in list(rows)[:5])}" + (", ..." if len(rows) > 5 else "")
 
 
+def without_pads(ids: Sequence[int], pad: int | None) -> tuple[int, ...]:
+    """Token ids up to the last that is no pad."""
+    end = len(ids)
+    while end and ids[end - 1] == pad:
+        end -= 1
+    return tuple(ids[:end])
+
+
 def checked_rows(
     step: Step,
     losses: Sequence[Loss | None],
     decode: Callable[[list[int]], str],
     alone: Callable[[list[int], list[int]], np.ndarray] = lambda prompt, ids: np.full(len(ids), np.nan),
 ) -> list[CheckedRow]:
-    """The completions of a step, for its report; `alone` gives the log-probs of one alone."""
+    """The completions of a step in the order of their generation, for its report; `alone` gives the log-probs of one alone.
+
+    The loss takes them shuffled, and the stages number them as they were generated.
+    """
+    number_of = _numbers(step)
     found = []
     for micro, loss in zip(step.micro_batches, losses, strict=True):
         for i, (row, prompt, ids) in enumerate(zip(micro.rows, micro.prompt_ids, micro.ids, strict=True)):
@@ -496,5 +509,19 @@ def checked_rows(
                 continue
             texts, ratios = [decode([token]) for token in ids], np.broadcast_to(loss.ratios[i], len(ids))
             numbers = row.mask, row.advantage, row.logps, alone(prompt, ids), ratios, loss.slopes[i]
-            found.append(CheckedRow(prompt, ids, texts, *numbers, prompt=decode(prompt)))
-    return found
+            number = None if micro.completion_ids is None else number_of(prompt, micro.completion_ids[i])
+            found.append(CheckedRow(prompt, ids, texts, *numbers, prompt=decode(prompt), number=number))
+    return sorted(found, key=lambda row: math.inf if row.number is None else row.number)
+
+
+def _numbers(step: Step) -> Callable[[list[int], list[int]], int | None]:
+    """A function that finds the generated row of a prompt and a completion; equal ones get its numbers in turn."""
+    rows = defaultdict(list)
+    for number, row in enumerate(step.rows):
+        rows[tuple(row.prompt_ids), without_pads(row.ids, step.pad_token_id)].append(number)
+    turns = {text: itertools.cycle(numbers) for text, numbers in rows.items()}
+
+    def number_of(prompt: list[int], ids: list[int]) -> int | None:
+        return next(turns.get((tuple(prompt), without_pads(ids, step.pad_token_id)), iter(())), None)
+
+    return number_of

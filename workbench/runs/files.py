@@ -14,12 +14,29 @@ import sys
 import time
 import uuid
 from collections.abc import Iterable, Iterator, Mapping
+from enum import StrEnum
 from pathlib import Path
 from typing import BinaryIO, TextIO
 
 from ..errors import RunError
 
-STATES = ("queued", "running", "done", "failed", "interrupted")
+
+class State(StrEnum):
+    """Where a run is."""
+
+    QUEUED = "queued"
+    """It waits for a process or for Slurm."""
+    RUNNING = "running"
+    """A process executes it."""
+    DONE = "done"
+    """All cells ran, and the results are there."""
+    FAILED = "failed"
+    """A cell raised an error, or a check of the run failed."""
+    INTERRUPTED = "interrupted"
+    """It was stopped or killed; `--resume` goes on with it."""
+
+
+STATES = tuple(State)
 ASIDE = "replaced-"
 WATCHED = "_watch"  # where `attach_watch` records, in a trainer's output_dir
 _LARGEST = 64_000_000  # bytes of a JSON file
