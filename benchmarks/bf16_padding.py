@@ -44,7 +44,7 @@ def page(result: dict) -> list[str]:
         f"Mean change of a log-prob of SmolLM2 in bf16 [nats], from each text alone: {result['texts']} texts of the starter",
         f"in batches of {result['rows of a batch']}, on a CPU. Intervals are over texts. Another batch size: copies of a text,",
         "without pads. On another machine 12 texts gave 0.069 without position ids, 0.059 with them, and 0.058 by another",
-        "batch size alone: what rounding in bf16 does has to be measured where the training runs.",
+        "batch size alone.",
         "",
         *table(["way", "mean change"], [(way, says.split(";")[0]) for way, says in result["summary"].items()]),
         "",

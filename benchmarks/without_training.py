@@ -2,7 +2,7 @@
 
     python -m benchmarks.without_training --out data/measured/without_training.json
 
-It samples 208 prompts twice at each token limit, in batches of 16, on one thread of a CPU: minutes at 64 tokens on an idle
+It samples 96 prompts twice at each token limit, in batches of 16, on one thread of a CPU: minutes at 64 tokens on an idle
 machine. `--dataset` takes `number-words`, `sums`, or a file with a column `prompt`. The file at `--out` has what is
 finished after each batch, and keeps rows of other data sets and limits.
 """
@@ -74,7 +74,7 @@ def provenance() -> list[tuple[str, str, str]]:
 
 
 def main() -> None:
-    args = parser(__doc__, dataset="number-words", limits=[64], prompts=208).parse_args()
+    args = parser(__doc__, dataset="number-words", limits=[64], prompts=96).parse_args()
     use_one_thread()
     model = resolve_model("smollm2")
     tokenizer = AutoTokenizer.from_pretrained(model)

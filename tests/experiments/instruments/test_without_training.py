@@ -1,8 +1,11 @@
 """The same prompts sampled without a stop and with EOS as the stop."""
 
+import json
+
 import numpy as np
 import pandas as pd
 import pytest
+from conftest import ROOT
 
 from workbench.errors import ParameterError
 from workbench.experiments.instruments.without_training import ROWS, count_eos, ratio_of_arms, sampled_twice
@@ -29,3 +32,15 @@ def test_a_completion_is_the_same_up_to_eos_in_both_arms():
 def test_a_single_text_is_no_list_of_prompts():
     with pytest.raises(ParameterError, match="expected a list of at least one prompt"):
         list(sampled_twice(resolve_model("starter"), "a text", 24))
+
+
+def test_notebook_01_and_the_results_say_what_is_stored():
+    (row,) = json.loads((ROOT / "data" / "measured" / "without_training.json").read_text())["rows"].values()
+    summary = row["summary"]
+    times, after = summary["forward passes"].rpartition("; ")[2], summary["tokens after EOS"]
+    share = after.partition("(")[2].rstrip(")")
+    cells = json.loads((ROOT / "notebooks" / "01_ppo_eos_stop.ipynb").read_text())["cells"]
+    first = "".join(cells[0]["source"])
+    assert times in first and f"{share} of its tokens" in first and f"{row['completions']} questions" in first
+    results = (ROOT / "docs" / "evidence" / "results.md").read_text()
+    assert times.replace(" times", "") in results and f"{share} of its tokens" in results
