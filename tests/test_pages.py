@@ -43,10 +43,14 @@ def test_generated_pages_are_up_to_date(command):
 @pytest.mark.slow
 def test_page_of_rules_has_a_section_for_each():
     from workbench.audit.check import RULES
+    from workbench.audit.rule import Rule
 
-    page = program("rules")["page"]()
+    rules = program("rules")
+    page = rules["page"]()
     assert re.findall(r"^## (.+)$", page, re.M) == [rule.name for rule in RULES]
     assert page.count("**When it is wrong.**") == len(RULES)
+    with pytest.raises(LookupError, match="prose: no log shows it; add one to MADE_UP"):
+        rules["section"](Rule(prose))
 
 
 @pytest.mark.parametrize("path", sorted(MEASURED.rglob("*.json")), ids=lambda path: path.stem)

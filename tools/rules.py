@@ -100,6 +100,10 @@ def section(rule: Rule) -> str:
     """The part of the page about one rule."""
     how, _, wrong = inspect.getdoc(rule.function).partition("\n\n")[2].partition("Wrong where: ")
     how = re.sub("^How: ", "", how.strip())
+    if rule.name not in examples():
+        raise LookupError(
+            f"{rule.name}: no log shows it; add one to MADE_UP in tools/rules.py, or to tests/audit/corpus/"
+        )
     about, finding = examples()[rule.name]
     parts = [f"## {rule.name}\n", f"{question(rule)}\n", f"{about}\n"]
     parts += ["```text", *paragraph(finding, width=84), "```\n"]

@@ -1,3 +1,4 @@
+import inspect
 import os
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -18,6 +19,7 @@ from workbench.experiments import train
 from workbench.experiments.arms import Arm, train_arms
 from workbench.experiments.recipes import Recipe, grpo_config, load_prompts, resolve_model
 from workbench.experiments.train import (
+    _OWN_OPTIONS,
     is_finished,
     last_checkpoint,
     make_trainer,
@@ -36,6 +38,12 @@ RECORD = training_record("GRPOTrainer", SMALL, reward_funcs=length_reward(20))
 def record_a_step(folder) -> None:
     (folder / "metrics.jsonl").write_text('{"step": 1}\n')
     RunRecorder(folder).add_completions(1, {"completion": ["a"]})
+
+
+def test_train_hands_on_each_option_of_our_trainers():
+    parameters = inspect.signature(GRPOTrainer).parameters.values()
+    own = {parameter.name for parameter in parameters if parameter.kind is parameter.KEYWORD_ONLY}
+    assert own - {*_OWN_OPTIONS} == {"record_dir"}, "name it in _OWN_OPTIONS of experiments/train.py"
 
 
 def test_an_incomplete_checkpoint_is_passed_over(tmp_path):

@@ -49,6 +49,13 @@ def test_a_folder_is_searched_for_the_files_of_a_reader(tmp_path):
     assert names == ["a.roll", "below/b.roll"]
 
 
+def test_a_folder_is_searched_for_the_files_of_a_built_in_reader(tmp_path, monkeypatch):
+    (tmp_path / "a.roll").write_text(DEAD)
+    monkeypatch.setattr(roll.function, "__module__", "workbench.logs.stores")
+    monkeypatch.setattr("workbench.logs.read.READERS", (roll, *READERS))
+    assert [len(log.steps) for log in read_logs(tmp_path)] == [30]
+
+
 def test_a_packed_file_is_unpacked_for_a_reader(tmp_path):
     (tmp_path / "a.roll.gz").write_bytes(gzip.compress(DEAD.encode()))
     (log,) = read_logs(tmp_path / "a.roll.gz", readers=[roll])

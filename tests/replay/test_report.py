@@ -95,7 +95,19 @@ def test_each_stage_has_a_definition_that_exists(stage, kind):
         tree = ast.parse((ROOT / "workbench" / "/".join(module)).with_suffix(".py").read_text())
     assert name in [node.name for node in tree.body if isinstance(node, ast.FunctionDef)]
     assert formula_of(stage, kind) in StepReport([Stage(stage, "same")], [], kind)._repr_html_()
-    assert set(FORMULAS) == set(STAGES)
+
+
+def test_each_stage_that_the_package_judges_is_listed():
+    judged = set()
+    for path in (ROOT / "workbench").rglob("*.py"):
+        calls = [node for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))) if isinstance(node, ast.Call)]
+        for call in calls:
+            makes_a_stage = isinstance(call.func, ast.Name) and call.func.id in ("Stage", "compared")
+            if makes_a_stage and call.args and isinstance(call.args[0], ast.Constant):
+                judged.add(call.args[0].value)
+    assert judged - set(STAGES) == set(), "name it in STAGES of replay/report.py"
+    assert set(STAGES) - set(FORMULAS) == set(), "name its function in FORMULAS of replay/formulas.py"
+    assert set(FORMULAS) - set(STAGES) == set(), "no stage has this name"
 
 
 WITHOUT_A_LINE = {
@@ -112,7 +124,7 @@ def test_a_stage_leads_to_the_line_of_the_installed_trl(kind):
     for stage in STAGES:
         address = trl_line(stage, kind)
         if not address:
-            assert stage in WITHOUT_A_LINE[kind]
+            assert stage in WITHOUT_A_LINE[kind], "name TRL's method in _OF_TRL of replay/formulas.py"
             continue
         release, file, number = re.fullmatch(
             r"https://github.com/huggingface/trl/blob/v([\d.]+)/trl/trainer/(\w+\.py)#L(\d+)", address

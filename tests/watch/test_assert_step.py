@@ -13,6 +13,7 @@ from workbench import assert_step
 from workbench.errors import ParameterError
 from workbench.experiments.small_step import small_trainer
 from workbench.replay.report import STAGES, Stage, StepReport
+from workbench.watch import judge
 from workbench.watch.assert_step import failures_of
 
 SAME, OPEN = Stage("mask", "same"), Stage("ends", "cannot tell", "nothing says why")
@@ -33,6 +34,12 @@ def test_a_stage_fails_that_is_undecided_and_not_allowed():
 def test_a_stage_that_differs_fails_though_it_is_allowed():
     report = StepReport([Stage("mask", "different"), SAME], [])
     assert failures_of(report, STAGES) == ["different: mask"]
+
+
+def test_a_reused_update_repeats_each_stage_of_generation():
+    of_generation = set(STAGES[: STAGES.index("batches")])
+    repeated = {*judge._OF_GENERATION, *judge._OF_SOME_GENERATIONS}
+    assert of_generation - repeated == set(), "name it in _OF_GENERATION of watch/judge.py"
 
 
 @pytest.mark.parametrize("allow", ["rewrds", ("sampling", "rewrds")])

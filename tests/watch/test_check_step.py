@@ -1,5 +1,7 @@
 """`check_step` on real trainers: nothing is said of healthy ones, and each fault is found at its stage."""
 
+from typing import ClassVar
+
 import numpy as np
 import pytest
 import torch
@@ -180,7 +182,7 @@ def test_rows_keep_the_images_they_were_generated_with(family, cls, verdict, tmp
 
 
 class NotesItsRows(trl.GRPOTrainer):
-    generated: list = []
+    generated: ClassVar[list] = []
 
     def _generate_and_score_completions(self, inputs):
         output = super()._generate_and_score_completions(inputs)

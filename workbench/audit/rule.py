@@ -14,7 +14,7 @@ COMPLETIONS, LOG_PROBS = "completions", "sampler against scorer log-probs"
 MODEL_FILES, BASELINE, REWARDS = "model files, or --model", "--baseline", "the means of several reward functions"
 UPDATES, TOOLS = "update/moved, which attach_watch logs", "the share of calls of tools that fail"
 # What a user can change -> what of a rule's needs and advice says that it would help, in TRL's words, verl's and ms-swift's.
-_SETTINGS = {
+_REMEDIES = {
     "log_completions=True": re.compile(r"completions\b(?!/)|log_completions|rollout_data_dir"),
     "--limit N": re.compile(r"--limit"),
     "vllm_importance_sampling_correction=True": re.compile(r"log-probs|logp_difference|rollout_probs_diff"),
@@ -81,7 +81,7 @@ def what_would_help(silent: Sequence[Finding], most: int = 2) -> list[tuple[str,
     left = [f"{finding.by.needs} {finding.advice}" for finding in silent if finding.cause != "error"]
     chosen: list[tuple[str, int]] = []
     while left and len(chosen) < most:
-        helped = {setting: [text for text in left if words.search(text)] for setting, words in _SETTINGS.items()}
+        helped = {setting: [text for text in left if words.search(text)] for setting, words in _REMEDIES.items()}
         at_hand = [
             setting for setting in helped if setting.startswith("--") and len(helped[setting]) > 1 and not chosen
         ]

@@ -104,11 +104,11 @@ def _folder(folder: Path, given: Path, readers: Sequence[Reader]) -> list[Log]:
     known = set(recorded)
     found += _saved_by_trl(folder, places, known, refused)
     found += _read_whole(folder, places, readers, known, refused)
-    own_files = [pattern for reader in readers if not reader.is_built_in for pattern in reader.files]
+    more_files = [pattern for reader in readers for pattern in reader.files if pattern not in _BELOW]
     for inner, _ in places[1:]:
         if not _related(inner, known):
-            found += _logs_in(_plain_files(inner, (*own_files, *_BELOW)), folder, refused, readers)
-    for patterns in ((*own_files, *_PLACES[0]), *_PLACES[1:]):
+            found += _logs_in(_plain_files(inner, (*more_files, *_BELOW)), folder, refused, readers)
+    for patterns in ((*more_files, *_PLACES[0]), *_PLACES[1:]):
         files = [path for path in _plain_files(folder, patterns) if not _related(path, known)]
         if own := _logs_in(files, folder, refused, readers):
             return [*own, *(log for log in found if log.name not in [o.name for o in own])]

@@ -9,7 +9,7 @@ from typing import Any
 from ..errors import ParameterError, RunError
 from ..runs.files import checkpoints, parse_yaml, read_json, read_text
 
-# Parameters of TRL that the rules use.
+# Parameters of TRL that the rules use; `of_words` reads whole numbers, true or false, and words.
 PARAMETERS: dict[str, type] = {
     "num_generations": int,
     "max_completion_length": int,
