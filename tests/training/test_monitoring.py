@@ -36,6 +36,20 @@ def test_padding_consistency_lands_in_the_runs_metrics_every_n_steps(explicit, t
     assert metrics["reward"].notna().all()
 
 
+@pytest.mark.parametrize(("begins", "measured"), [(0, [1, 5, 10, 15]), (10, [15]), (12, [15])])
+def test_a_resumed_training_is_measured_as_an_undisturbed_one(begins, measured, monkeypatch):
+    monitor = PaddingMonitor(None, [[5], [5, 6]], [[8, 9], [9]], every=5)
+    monkeypatch.setattr(monitor, "measure", lambda: {"padding/max_difference": 0.0})
+    state = SimpleNamespace(global_step=begins, log_history=[{}])
+    monitor.on_train_begin(None, state, None)
+    seen = []
+    for state.global_step in range(begins + 1, 18):
+        logs = {"loss": 0.0, "step": state.global_step}
+        monitor.on_log(None, state, None, logs=logs)
+        seen += [state.global_step] * ("padding/max_difference" in logs)
+    assert seen == measured
+
+
 @needs_ppo
 def test_ppo_is_monitored_too(tmp_path):
     recipe = make_recipe(**RECIPE.__dict__ | {"max_steps": 2})

@@ -74,12 +74,16 @@ class PaddingMonitor(LiveCallback):
         self._batch, self._step_of_next = (prompt_ids, completion_ids), 0
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any):
-        self._step_of_next = state.global_step  # a resumed run measures where it goes on
+        # A resumed training measures at the steps of an undisturbed one, so that both logs are equal.
+        self._step_of_next = self._next_after(state.global_step) if state.global_step else 0
+
+    def _next_after(self, step: int) -> int:
+        return step - step % self._every + self._every
 
     def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **_: Any):
         if state.global_step < self._step_of_next or not is_of_a_step(logs):
             return
-        self._step_of_next = state.global_step - state.global_step % self._every + self._every
+        self._step_of_next = self._next_after(state.global_step)
         if numbers := self.guarded(self.measure):
             add_to_log(numbers, logs, state)
 
