@@ -313,7 +313,7 @@ def _carried(values: np.ndarray) -> np.ndarray:
 
 _CAUSES = {  # cause -> in words, what to do, the notebook that shows it
     "masked": (
-        "all completions were left out of the loss as truncated, although rewards differ",
+        "all completions with an advantage were left out of the loss as truncated",
         "Set mask_truncated_completions=False, or make completions that stop count as such; see masked-stops.",
         "02_grpo_custom_stops"),
     "copies": ("all completions of a group are the same", "Remove `seed` from generation_kwargs.", "04_duplicate_prompts"),

@@ -71,19 +71,16 @@ class PaddingMonitor(LiveCallback):
                 f"a batch of prompts with {[len(ids) for ids in prompt_ids]} tokens and {len(completion_ids)} completions: "
                 "expected a completion for each prompt and prompts of unequal length, else nothing is padded"
             )
-        self._batch, self._step_of_next = (prompt_ids, completion_ids), 0
+        self._batch, self._interval, self._step_of_next = (prompt_ids, completion_ids), every, 0
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any):
         # A resumed training measures at the steps of an undisturbed one, so that both logs are equal.
-        self._step_of_next = self._next_after(state.global_step) if state.global_step else 0
-
-    def _next_after(self, step: int) -> int:
-        return step - step % self._every + self._every
+        self._step_of_next = _next_multiple(state.global_step, self._interval) if state.global_step else 0
 
     def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **_: Any):
         if state.global_step < self._step_of_next or not is_of_a_step(logs):
             return
-        self._step_of_next = self._next_after(state.global_step)
+        self._step_of_next = _next_multiple(state.global_step, self._interval)
         if numbers := self.guarded(self.measure):
             add_to_log(numbers, logs, state)
 
@@ -94,6 +91,11 @@ class PaddingMonitor(LiveCallback):
         alone = [trainer_logprobs(self._trainer, [p], [c])[0] for p, c in zip(prompts, completions, strict=True)]
         differences = (torch.cat(padded) - torch.cat(alone)).abs()
         return {f"padding/{name}_difference": getattr(differences, name)().item() for name in ("max", "mean")}
+
+
+def _next_multiple(step: int, interval: int) -> int:
+    """The first multiple of `interval` above a step."""
+    return step - step % interval + interval
 
 
 def attach_padding_monitor(trainer: Any, *, every: int = 10) -> PaddingMonitor:
