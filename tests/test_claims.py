@@ -5,7 +5,7 @@ import pytest
 from conftest import ROOT, write_notebook, write_run
 
 from tools import claims
-from tools.claims import BEGIN, END, Row, as_markdown, claims_sheet, write_sheet
+from tools.claims import BEGIN, END, Row, as_markdown, check_tested, claims_sheet, write_sheet
 from workbench.errors import ParameterError
 from workbench.runs.files import write_json
 from workbench.runs.results import Result, claim_titles, load_claims, save_result
@@ -86,7 +86,15 @@ def test_sheet_names_commit_and_versions_of_its_runs(tmp_path):
     write_json(run.path / "env.json", {"git_commit": "0123456789", "packages": {"trl": "1.12.0"}})
     sheet = as_markdown(claims_sheet(list_runs(tmp_path)))
     date = "-".join((run.id[:4], run.id[4:6], run.id[6:8]))
-    assert f"| commit 0123456, {date}, TRL 1.12.0 |" in sheet
+    assert f"- A0: commit 0123456, {date}, TRL 1.12.0\n" in sheet
+
+
+def test_a_sheet_without_results_does_not_replace_one(tmp_path):
+    sheet = claims_sheet(list_runs(tmp_path))
+    with pytest.raises(ParameterError, match=r"no run that is done tests a claim of A0, .*make report"):
+        check_tested(sheet, tmp_path)
+    page = claims.PAGE.read_text(encoding="utf-8")
+    assert not re.findall(r"^\|[^|]*\|[^|]*\| not tested \d+ \|", page, re.MULTILINE)
 
 
 def test_toy_says_nothing_of_claims_about_real_models(tmp_path):

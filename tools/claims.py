@@ -111,17 +111,30 @@ def run_command(run: Run) -> str:
 
 
 def as_markdown(rows: Sequence[Row]) -> str:
-    """The sheet as markdown: a row for each write-up with its verdicts, and the commands that measured it."""
-    lines = []
+    """The sheet as markdown: a row for each write-up with its verdicts, and what they were made with."""
+    lines, articles = [], {}
     for article, title in claim_titles().items():
         own = [row for row in rows if row.id.startswith(f"{article}.")]
-        verdicts = Counter(row.verdict.partition(":")[0] for row in own)
-        made = {row.command: row.made_with for row in own if row.command}
-        commands = "<br>".join(f"`{_cell(command)}`" for command in made).replace("|", "\\|")
-        versions = "<br>".join(dict.fromkeys(made.values()))
-        counted = ", ".join(f"{verdict} {n}" for verdict, n in verdicts.most_common())
-        lines.append([article, title, counted, commands, versions])
-    return "\n".join(table(["ids", "problem", "verdicts", "command", "made with"], lines)) + "\n"
+        counted = ", ".join(f"{verdict} {n}" for verdict, n in verdicts_of(own).most_common())
+        lines.append([article, title, counted])
+        for made in dict.fromkeys(row.made_with for row in own if row.made_with):
+            articles.setdefault(made, []).append(article)
+    made_with = [f"- {', '.join(names)}: {made}" for made, names in articles.items()]
+    return "\n".join([*table(["ids", "problem", "verdicts"], lines), "", *made_with]) + "\n"
+
+
+def verdicts_of(rows: Sequence[Row]) -> Counter:
+    """How many rows have each verdict."""
+    return Counter(row.verdict.partition(":")[0] for row in rows)
+
+
+def check_tested(rows: Sequence[Row], folder: Path | None) -> None:
+    """Raise for a write-up of which no run tested a claim: the sheet that is there would lose its results."""
+    for article, title in claim_titles().items():
+        if set(verdicts_of([row for row in rows if row.id.startswith(f"{article}.")])) == {"not tested"}:
+            raise ParameterError(
+                f"{folder or 'runs/'}: no run that is done tests a claim of {article}, {title}; `make report` makes all runs"
+            )
 
 
 def as_csv(rows: Sequence[Row]) -> str:
@@ -157,4 +170,7 @@ def write_sheet(path: Path, rows: Sequence[Row]) -> None:
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition(":")[0])
     parser.add_argument("--runs-dir", type=Path, help="folder of all runs (default runs/)")
-    write_sheet(PAGE, claims_sheet(list_runs(parser.parse_args().runs_dir)))
+    folder = parser.parse_args().runs_dir
+    sheet = claims_sheet(list_runs(folder))
+    check_tested(sheet, folder)
+    write_sheet(PAGE, sheet)
