@@ -10,10 +10,12 @@ import sys
 from importlib.util import find_spec
 from pathlib import Path
 
+import nbformat
 import pytest
 import yaml
 from conftest import ROOT, call, need
 
+from tools.address import install_cell, notebooks_with_install_cell
 from workbench.cli import _parser
 
 EXAMPLES = ROOT / "examples"
@@ -124,6 +126,66 @@ def test_the_commands_of_the_container_work_in_an_empty_environment(tmp_path):
     audit = [".venv/bin/workbench", "audit", "data/audit/masked_stops", "--brief"]
     done = subprocess.run(audit, cwd=tmp_path / "workbench", env=env, capture_output=True, text=True)
     assert done.returncode == 1 and "masked-stops" in done.stdout
+
+
+# --- the install cell of notebooks ---------------------------------------------------------------------------------
+
+# What a notebook that is opened without a checkout starts as its pip.
+STAND_IN = """\
+import json, sys
+print("pip was called with", json.dumps(sys.argv[1:]))
+"""
+WITH_INSTALL_CELL = [nbformat.read(path, as_version=4) for path in notebooks_with_install_cell()]
+CELL = install_cell(WITH_INSTALL_CELL[0])
+REAL_ADDRESS = CELL.source.replace("https://example.org/trl-workbench", "https://git.test/me/workbench")
+
+
+def test_the_same_folded_cell_comes_first_in_four_notebooks():
+    assert [path.name[:2] for path in notebooks_with_install_cell()] == ["00", "05", "07", "09"]
+    for notebook in WITH_INSTALL_CELL:
+        first = next(cell for cell in notebook.cells if cell.cell_type == "code")
+        assert (first.source, first.metadata, first.outputs) == (CELL.source, CELL.metadata, [])
+    assert CELL.metadata.jupyter.source_hidden and CELL.metadata.tags == ["install", "remove-cell"]
+
+
+@pytest.fixture(scope="module")
+def outside(tmp_path_factory):
+    """Run code in an empty environment whose pip is a stand-in; returns the finished process."""
+    folder = tmp_path_factory.mktemp("outside")
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", folder / "empty"], check=True)
+    (site,) = folder.glob("empty/lib/python*/site-packages")
+    (site / "pip.py").write_text(STAND_IN)
+
+    def run(code: str) -> subprocess.CompletedProcess:
+        env = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+        command = [folder / "empty" / "bin" / "python", "-c", code]
+        return subprocess.run(command, cwd=folder, env=env, capture_output=True, text=True)
+
+    return run
+
+
+@pytest.mark.slow
+def test_outside_a_checkout_the_cell_installs_and_shows_it(outside):
+    done = outside(REAL_ADDRESS)
+    package = "trl-workbench[train,lab] @ git+https://git.test/me/workbench"
+    assert done.returncode == 0, done.stderr
+    assert f"pip install '{package}'" in done.stdout
+    assert f"pip was called with {json.dumps(['install', '--quiet', package])}" in done.stdout
+
+
+@pytest.mark.slow
+def test_the_cell_says_what_to_do_while_there_is_no_address(outside):
+    done = outside(CELL.source)
+    assert done.returncode == 1 and "pip was called" not in done.stdout
+    assert "https://example.org/trl-workbench is a placeholder" in done.stderr
+    assert "uv build" in done.stderr and "%pip install 'FILE.whl[train,lab]'" in done.stderr
+
+
+@pytest.mark.parametrize("source", [CELL.source, REAL_ADDRESS], ids=["placeholder", "address"])
+def test_in_a_checkout_the_cell_does_nothing(source, capsys, monkeypatch):
+    monkeypatch.setattr(subprocess, "run", lambda *command, **_: pytest.fail(f"started {command}"))
+    exec(source, {})
+    assert capsys.readouterr() == ("", "")
 
 
 # --- the skill for agents ------------------------------------------------------------------------------------------
