@@ -1,15 +1,18 @@
-"""Make docs/images/*.png from the real thing: `make screenshots`, about eight minutes, or with runs that are there:
+"""Make docs/images/*.png from the real thing: `make screenshots`, about eight minutes, or some with runs that are there:
 
-    PYTHONPATH=tests:tests/helpers python -m tools.screenshots [FOLDER_OF_RUNS]    (one of notebook 02, one of 05)
+    export PYTHONPATH=tests:tests/helpers
+    python -m tools.screenshots --runs FOLDER                # one of notebook 02, one of 05
+    python -m tools.screenshots padding_explorer             # those of the explorers need no run
 
 The report of notebook 02 and its completions as one opens them, and each widget in JupyterLab, driven in Chromium as
 tests/lab/widgets/test_lab.py does.
 """
 
+import argparse
 import re
 import shutil
-import sys
 import tempfile
+from collections.abc import Collection
 from pathlib import Path
 
 import lab_browser
@@ -23,6 +26,8 @@ from workbench.runs import list_runs
 ROOT = Path(__file__).parents[1]
 IMAGES = ROOT / "docs" / "images"
 LIMIT = 200_000  # bytes; these are in git
+EXPLORERS = ("stop_explorer", "padding_explorer")
+OF_RUNS = ("training_view", "run_comparer", "report", "microscope")
 STOPS = """\
 from transformers import AutoModelForCausalLM, AutoTokenizer
 from workbench import StopSpec, load_prompts
@@ -82,21 +87,24 @@ def show(lab, folder: Path, name: str, source: str):
     return widget
 
 
-def shoot_widgets(lab, folder: Path) -> None:
+def shoot_widgets(lab, folder: Path, names: Collection[str]) -> None:
     for name, source in {"stop_explorer": STOPS, "padding_explorer": PADDING}.items():
-        widget = show(lab, folder, name, source)
+        if name in names:
+            widget = show(lab, folder, name, source)
+            wait_for_state(lab, "ready")
+            shoot(name, widget)
+
+    if "training_view" in names:
+        widget = show(lab, folder, "training_view", TRAINING)
+        widget.get_by_text(re.compile(r"step ([4-9]\d|\d{3}) of 300")).wait_for()
+        press(lab, "Stop after this step")
+        wait_for_state(lab, "interrupted")
+        shoot("training_view", widget)
+
+    if "run_comparer" in names:
+        widget = show(lab, folder, "run_comparer", COMPARER)
         wait_for_state(lab, "ready")
-        shoot(name, widget)
-
-    widget = show(lab, folder, "training_view", TRAINING)
-    widget.get_by_text(re.compile(r"step ([4-9]\d|\d{3}) of 300")).wait_for()
-    press(lab, "Stop after this step")
-    wait_for_state(lab, "interrupted")
-    shoot("training_view", widget)
-
-    widget = show(lab, folder, "run_comparer", COMPARER)
-    wait_for_state(lab, "ready")
-    shoot("run_comparer", widget, height=1240)  # its figure and first table
+        shoot("run_comparer", widget, height=1240)  # its figure and first table
 
 
 def shoot_report(page, path: Path) -> None:
@@ -122,24 +130,34 @@ def make_runs(runs: Path) -> None:
 
 
 def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    pictures = (*EXPLORERS, *OF_RUNS)
+    parser.add_argument("names", nargs="*", metavar="NAME", help=f"of {', '.join(pictures)}; default all")
+    parser.add_argument("--runs", type=Path, help="folder with a run of notebook 02 and one of 05; default makes them")
+    args = parser.parse_args()
+    if others := set(args.names) - set(pictures):
+        parser.error(f"{', '.join(sorted(others))}: expected names of {', '.join(pictures)}")
+    names = args.names or pictures
     IMAGES.mkdir(exist_ok=True)
     with tempfile.TemporaryDirectory() as scratch:
         folder = Path(scratch)
         runs = folder / "runs"
-        if sys.argv[1:]:
-            shutil.copytree(sys.argv[1], runs)
-        else:
+        if args.runs:
+            shutil.copytree(args.runs, runs)
+        elif set(names) & set(OF_RUNS):
             make_runs(runs)
-        build_index(list_runs(runs), folder / "reports")
-        (report,) = (folder / "reports").glob("02_*/*[0-9].html")
-        microscope = report.with_name(f"{report.stem}-microscope.html")
         with (
             lab_browser.served(folder, WORKBENCH_RUNS=str(runs)) as address,
             lab_browser.browsing(address, viewport={"width": 1150, "height": 1800}) as lab,
         ):
-            shoot_widgets(lab, folder)
-            shoot_report(lab.page, report)
-            shoot_microscope(lab.page, microscope)
+            shoot_widgets(lab, folder, names)
+            if {"report", "microscope"} & set(names):
+                build_index(list_runs(runs), folder / "reports")
+                (report,) = (folder / "reports").glob("02_*/*[0-9].html")
+            if "report" in names:
+                shoot_report(lab.page, report)
+            if "microscope" in names:
+                shoot_microscope(lab.page, report.with_name(f"{report.stem}-microscope.html"))
 
 
 if __name__ == "__main__":
