@@ -68,7 +68,7 @@ def test_it_runs_at_once_in_a_sweep(mine):
     assert process.returncode == 0, process.stderr
     (run,) = list_runs(runs)
     assert (run.status["state"], run.params["seed"], len(run.metrics)) == ("done", 1, 3)
-    assert "Reward reward_len, step by step" in (run.path / "executed.ipynb").read_text()  # the reward's own name
+    assert "Figure: reward_len, step by step" in (run.path / "executed.ipynb").read_text()  # the reward's own name
     assert run.result["results"][0]["says"].startswith("The reward")
 
 

@@ -104,7 +104,7 @@ def shoot_widgets(lab, folder: Path, names: Collection[str]) -> None:
     if "run_comparer" in names:
         widget = show(lab, folder, "run_comparer", COMPARER)
         wait_for_state(lab, "ready")
-        shoot("run_comparer", widget, height=1240)  # its figure and first table
+        shoot("run_comparer", widget, height=1220)  # down to the figure's caption
 
 
 def shoot_report(page, path: Path) -> None:

@@ -179,8 +179,9 @@ def test_no_short_word_of_the_index_is_broken(browser, tmp_path, width):
     assert visit.page.evaluate(BROKEN) == []
 
 
+@pytest.mark.parametrize("page", ["index", "comparison"])
 @pytest.mark.parametrize("columns", [True, False], ids=["real runs", "few words"])
-def test_the_table_of_runs_is_whole_at_1280_pixels(browser, tmp_path, columns):
+def test_the_table_of_runs_is_whole_at_1280_pixels(browser, tmp_path, columns, page):
     """Its last two columns were cut off."""
     params = {"seed": 1, "model": "HuggingFaceTB/SmolLM2-135M-Instruct", "dataset": "number-words", "backend": "vllm"}
     params |= {"steps": 400, "learning_rate": 1e-05, "comparisons": False, "seeds": 3, "target": 20}
@@ -207,7 +208,11 @@ def test_the_table_of_runs_is_whole_at_1280_pixels(browser, tmp_path, columns):
         finding |= {"says": "100% of the steps change nothing, as in each group all rewards are equal."}
         training = {"name": "", "checked": 17, "rules": 28, "findings": [finding]}
         write_json(run.path / "audit.json", {"trainings": [training], "error": ""})
-    visit = Visit(browser, build_index(runs, tmp_path / "reports"), 1280)
+    if page == "index":
+        path = build_index(runs, tmp_path / "reports")
+    else:
+        path = build_comparison(runs, tmp_path / "c.html", title="Sweep", outcome="2 runs: 2 done", sections={})
+    visit = Visit(browser, path, 1280)
     visit.check()
     inside, outside = visit.page.evaluate(
         "(t => [t.scrollWidth, t.parentElement.clientWidth])(document.querySelector('#runs'))"
@@ -419,6 +424,19 @@ def test_without_script_the_index_shows_every_run_and_no_dead_control(browser, i
     assert visit.page.locator("#runs tbody tr").count() == 5
     assert all(row.is_visible() for row in visit.page.locator("#runs tbody tr").all())
     assert not visit.page.locator("input, select, button").first.is_visible()
+
+
+def test_a_phone_shows_paths_and_commits_of_a_comparison_whole(browser, tmp_path):
+    params = {"dataset": "/home/somebody/projects/a-long-name/train-of-the-second-try.jsonl"}
+    runs = [write_run(tmp_path / "runs", f"2026-{n}", params=params) for n in range(2)]
+    for run, commit in zip(runs, "ab", strict=True):
+        write_json(run.path / "env.json", {"git_commit": commit * 40 + " with uncommitted changes"})
+    path = build_comparison(runs, tmp_path / "c.html", title="Sweep", outcome="2 runs: 2 done", sections={})
+    page = seen(browser, path).page
+    assert page.get_by_text(params["dataset"], exact=True).is_visible() and page.get_by_text("a" * 40).is_visible()
+    tables = page.locator(".scroll:has(th[scope=row])")
+    widths = tables.evaluate_all("(all) => all.map((e) => [e.scrollWidth, e.clientWidth])")
+    assert len(widths) >= 2 and all(inside <= outside for inside, outside in widths)
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])

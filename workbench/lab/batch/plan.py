@@ -19,6 +19,7 @@ from pathlib import Path
 
 from ...errors import ParameterError, RunError, warn_user
 from ...runs import lock
+from ...runs.findings import RunFindings
 from ...runs.parameters import COMPUTED, SET_BY_RUNNER, Parameter, check_parameters, notebook_parameters
 from ...runs.run import (
     EMBEDDED_MODELS,
@@ -111,9 +112,17 @@ class Entry:
         return self.run
 
     def __str__(self) -> str:
-        """Its line in the plan: action, name, and the run that is there already."""
-        code = ", with other code than it began with" if self.other_code else ""
-        return f"{self.action:6} {self.name}" + (f"  ({self.run.id}, {self.state}{code})" if self.run else "")
+        """Its line in the plan: action, name, and the run that is there already, with what its audit found wrong."""
+        if self.run is None:
+            return f"{self.action:6} {self.name}"
+        about = [self.run.id, self.state]
+        if self.other_code:
+            about.append("with other code than it began with")
+        with contextlib.suppress(RunError, OSError):  # an audit.json that cannot be read stops no plan
+            findings = RunFindings.of(self.run.audit)
+            if findings.problems:
+                about.append(findings.names)
+        return f"{self.action:6} {self.name}  ({', '.join(about)})"
 
 
 def claim(entries: Sequence[Entry], state: str = "queued") -> list[Run]:

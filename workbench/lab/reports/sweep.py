@@ -52,9 +52,9 @@ def build_sweep_report(
         sections["Curves"] = show_curves(groups, title=title)._repr_html_()
         sections["Groups"] = group_table(groups, rng).to_html(index=False, float_format="%.4g", na_rep="-")
         sections["Groups"] += (
-            f"<p>Each group differs only in the seed. Result: mean of the last {TAIL} steps of each run, averaged over "
-            "seeds, and the interval between runs that the table names. Points: logged points in that mean. A dash: "
-            "no interval from one seed.</p>"
+            f"<p>Each group differs only in the seed. Result: mean of the last {TAIL} steps of each run (of all where "
+            "it has fewer), averaged over seeds, and the interval between runs that the table names. Points: logged points "
+            "in that mean. A dash: no interval from one seed.</p>"
         )
         verdicts = documented_verdicts(groups, _baselines(left_out))
         if len(verdicts):

@@ -60,7 +60,7 @@ class Choices(ipywidgets.VBox):
         self.description, self._options, self._together = description, list(options), False
         self.boxes = [self._box(label, tooltip, chosen is None or value in chosen) for label, value in self._options]
         words = f"shows the {description} with all of these words"
-        self.head = ipywidgets.Label()
+        self.head = ipywidgets.Label(layout=ipywidgets.Layout(margin="2px 1.5em 2px 2px"))
         self.search = ipywidgets.Text(
             description="search", tooltip=words, layout=_SEARCH, style={"description_width": "initial"}
         )
