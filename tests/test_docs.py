@@ -5,8 +5,10 @@ import re
 import shutil
 import subprocess
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 
+import lab_browser
 import pytest
 from conftest import ROOT, need, write_notebook
 
@@ -22,10 +24,12 @@ def test_group_rewards_code_prints_what_it_says(capsys):
     assert capsys.readouterr().out == "1.0\n" and "# 1.0:" in code
 
 
-@pytest.mark.slow
-def test_site_is_built_next_to_a_notebook_of_ones_own(tmp_path):
+@pytest.fixture(scope="module")
+def site(tmp_path_factory) -> Path:
+    """The site, built without a warning in a copy of the checkout that has two notebooks of the user's own."""
     need((TOOLS / "sphinx").is_dir(), "Sphinx: make .venv/lanes/docs")
-    checkout, site = tmp_path / "checkout", tmp_path / "site"
+    folder = tmp_path_factory.mktemp("site")
+    checkout, site = folder / "checkout", folder / "site"
     generated = shutil.ignore_patterns(".*", "build", "__pycache__", "*.egg-info", *(path.name for path in BUILT))
 
     def left_out(folder: str, names: list[str]) -> set[str]:
@@ -44,6 +48,11 @@ def test_site_is_built_next_to_a_notebook_of_ones_own(tmp_path):
     command = [sys.executable, "-m", "sphinx", *options]
     done = subprocess.run(command, cwd=checkout, env=env, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr[-3000:]
+    return site
+
+
+@pytest.mark.slow
+def test_site_is_built_next_to_a_notebook_of_ones_own(site):
     front = (site / "docs" / "index.html").read_text(encoding="utf-8")
     tutorial = (site / "notebooks" / "02_grpo_custom_stops.html").read_text(encoding="utf-8")
     assert "What you see, and why" in front
@@ -56,3 +65,30 @@ def test_site_is_built_next_to_a_notebook_of_ones_own(tmp_path):
     assert 'href="rules.html"' in audit and "check.py" not in audit  # a hosting page links to the source
     claims = (site / "docs" / "evidence" / "claims.html").read_text(encoding="utf-8")
     assert claims.count("<tr") > 49 and 'href="https://github.com/huggingface/trl/issues/2387"' in claims
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("width", [390, 1280])
+def test_no_line_of_code_on_the_site_is_cut(site, width):
+    """Front and notebooks had lines whose end was out of sight; code and output are wrapped, a table in text scrolls."""
+    need(find_spec("playwright"), "playwright")
+    need(lab_browser.chromium(), "Chromium")
+    with lab_browser.browsing("", viewport={"width": width, "height": 900}) as visit:
+        for name in (
+            "docs/index",
+            "docs/how-to/check_a_step",
+            "docs/start/your_own_notebook",
+            "notebooks/00_start_here",
+        ):
+            visit.page.goto((site / f"{name}.html").as_uri())
+            lines = visit.page.locator(".highlight pre")
+            cut = lines.evaluate_all(
+                "(all) => all.filter((e) => e.scrollWidth > e.clientWidth + 1).map((e) => e.innerText)"
+            )
+            assert lines.count() and cut == [], name
+            assert visit.page.evaluate("document.documentElement.scrollWidth <= innerWidth"), name
+
+
+@pytest.mark.slow
+def test_the_site_leaves_out_the_install_cell(site):
+    assert "this cell installs it" not in (site / "notebooks" / "00_start_here.html").read_text(encoding="utf-8")
