@@ -534,6 +534,7 @@ def _report(args) -> int:
 
     Example: workbench report --redact
     """
+    from .lab.batch.audit import audit_done
     from .lab.reports import build_index, default_folder
 
     others = [p for p in args.runs if not (p / "params.json").is_file()]
@@ -548,6 +549,7 @@ def _report(args) -> int:
     if not runs:
         return 0
     code = _print_rows(runs, check_readable)
+    audit_done(runs)
     folder = args.out or default_folder(args.runs_dir, redact=args.redact)
     if not args.runs:
         from .lab.reports.sweep import rebuild_sweep_reports  # loads what draws

@@ -8,11 +8,12 @@ from conftest import NOTEBOOKS, ROOT, call, write_notebook, write_run
 
 from workbench.errors import ParameterError
 from workbench.lab.batch import audit
-from workbench.lab.batch.audit import expected_findings, write_audit
+from workbench.lab.batch.audit import audit_done, expected_findings, write_audit
 from workbench.lab.batch.execute import execute_run
 from workbench.lab.batch.plan import plan_run
 from workbench.runs.findings import RunFindings
-from workbench.runs.run import list_runs
+from workbench.runs.results import Result, save_result
+from workbench.runs.run import create_run, list_runs
 
 RECORDED = ROOT / "tests/audit/runs"
 TRAINED = (
@@ -141,3 +142,25 @@ def test_a_run_that_fails_is_audited_and_obeys_its_notebook(tmp_path, capsys):
     findings = RunFindings.of(run.audit)
     assert run.status["state"] == "failed" and findings.trainings == 1
     assert findings.problems == {} and "masked-stops" in findings.expected
+
+
+def test_a_run_that_ended_in_jupyterlab_is_audited_by_report(tmp_path, capsys):
+    """There no runner audits it, and its index said no more than "not audited"."""
+    run = create_run("mine", {"seed": 0}, tmp_path / "runs", state="running")
+    shutil.copytree(RECORDED / "stock_masked", run.path / "stock")
+    save_result(run, [Result("it ran", True)])
+    assert RunFindings.of(run.audit).line == "not audited"
+    code, _, _ = call(capsys, "report", "--runs-dir", tmp_path / "runs")
+    assert code == 0 and "problem masked-stops" in (run.path / "report.html").read_text()
+    assert call(capsys, "status", "--runs-dir", tmp_path / "runs")[0] == 1
+    (run.path / "audit.json").write_text("{")  # a damaged one stays, and the report says so
+    assert call(capsys, "report", "--runs-dir", tmp_path / "runs")[0] == 1
+    assert (run.path / "audit.json").read_text() == "{"
+
+
+@pytest.mark.parametrize("name", ["02_grpo_custom_stops", "gone"])
+def test_what_a_shipped_notebook_expects_counts_there_too(tmp_path, name):
+    run = write_run(tmp_path, notebook=name)
+    shutil.copytree(RECORDED / "stock_masked", run.path / "stock-TRL--masked" / "seed-0")
+    audit_done([run])
+    assert ("masked-stops" in RunFindings.of(run.audit).problems) == (name == "gone")

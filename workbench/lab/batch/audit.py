@@ -13,7 +13,7 @@ from ...runs.files import jsonable, move_aside, write_json
 from ...runs.run import Run
 from ...runs.secrets import hide_tokens, map_text
 from ...runs.stop_request import interruptible
-from .notebooks import metadata_of
+from .notebooks import find_notebook, metadata_of
 
 AUDIT = "audit.json"
 _WITHOUT_EFFECT = "without-effect"  # half of a run or more, of which no finding is above a note
@@ -38,6 +38,22 @@ def write_audit(run: Run, expects: Mapping[str, Sequence[str]]) -> None:
         except RunError as problem:
             move_aside(run.path, [AUDIT], str(problem))
         write_json(run.path / AUDIT, map_text(jsonable(found), hide_tokens))
+
+
+def audit_done(runs: Sequence[Run]) -> None:
+    """Audit the runs that are done and were not audited: those of a kernel in JupyterLab, which no runner ended."""
+    for run in runs:
+        with contextlib.suppress(RunError, OSError):  # the run's own row says what is damaged
+            if run.status["state"] == "done" and not (run.path / AUDIT).exists():
+                write_audit(run, _expected_in(run))
+
+
+def _expected_in(run: Run) -> dict[str, list[str]]:
+    """What the notebook of a run makes on purpose; nothing where there is no such notebook any more."""
+    try:
+        return expected_findings(find_notebook(run.notebook))
+    except (ParameterError, RunError):
+        return {}
 
 
 def _training(audit: RunAudit, expects: Mapping[str, Sequence[str]]) -> dict:
