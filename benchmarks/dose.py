@@ -146,8 +146,8 @@ def _masked_less_unmasked(rows: pd.DataFrame) -> str:
 def figure(result: dict) -> DescribedFigure:
     """Draw the share of steps with a gradient, and the gain on held-out questions, over the dose; each training is a mark."""
     rows = trained(result)
-    drawn = Figure(figsize=(9, 3.6), layout="constrained")
-    panels = dict(zip(("with a gradient", "gain"), drawn.subplots(1, 2), strict=True))
+    drawn = Figure(figsize=(4.6, 6.4), layout="constrained")  # narrow, as a phone makes a wide one too small to read
+    panels = dict(zip(("with a gradient", "gain"), drawn.subplots(2, 1), strict=True))
     says = {}
     for color, way in zip(COLORS, WAYS, strict=False):
         one = rows[rows["way"] == way]
@@ -172,7 +172,7 @@ def figure(result: dict) -> DescribedFigure:
     )
     panels["gain"].axhline(0, color="#555", linewidth=0.8)
     drawn.legend(
-        *panels["with a gradient"].get_legend_handles_labels(), loc="outside lower center", ncols=3, frameon=False
+        *panels["with a gradient"].get_legend_handles_labels(), loc="outside lower center", ncols=2, frameon=False
     )
     seeds = rows.groupby(["dose", "way"])["seed"].nunique()
     caption = (

@@ -248,5 +248,7 @@ def figure() -> DescribedFigure:
     """Draw README's figure: what is logged, what reaches the loss and what is learnt, by SmolLM2 with a stop string."""
     arms = {arm: by_seed(one) for arm, one in recorded("stops")[SHOWN].items()}
     return stops_figure(
-        arms, title="SmolLM2-135M-Instruct adds two numbers: GRPO on vLLM with the stop string </answer>"
+        arms,
+        title="SmolLM2-135M-Instruct adds two numbers: GRPO on vLLM with the stop string </answer>",
+        narrow=True,
     )

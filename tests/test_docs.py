@@ -92,3 +92,21 @@ def test_no_line_of_code_on_the_site_is_cut(site, width):
 @pytest.mark.slow
 def test_the_site_leaves_out_the_install_cell(site):
     assert "this cell installs it" not in (site / "notebooks" / "00_start_here.html").read_text(encoding="utf-8")
+
+
+TEXT_SIZES = """() => [...document.querySelectorAll("svg text")].map((e) => {
+  const { a, b } = e.getScreenCTM(); return parseFloat(getComputedStyle(e).fontSize) * Math.hypot(a, b); })"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("path", sorted((DOCS / "images").glob("*.svg")), ids=lambda path: path.stem)
+def test_a_drawing_can_be_read_on_a_phone(path):
+    """Panels side by side left labels of four pixels, on a screen of 390 pixels with margins of 16."""
+    need(find_spec("playwright"), "playwright")
+    need(lab_browser.chromium(), "Chromium")
+    svg = path.read_text(encoding="utf-8").partition("<svg")[2]
+    style = "<style>body { margin: 16px } svg { max-width: 100%; height: auto }</style>"
+    with lab_browser.browsing("", viewport={"width": 390, "height": 844}) as visit:
+        visit.page.set_content(f"{style}<svg{svg}")
+        sizes = visit.page.evaluate(TEXT_SIZES)
+    assert sizes and min(sizes) >= 7

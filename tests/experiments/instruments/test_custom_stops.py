@@ -27,6 +27,13 @@ def test_caption_has_the_counts_of_all_seeds():
     assert figure.table["seed"].tolist() == [0, 1, 0] and figure.png().startswith(b"\x89PNG")
 
 
+def test_a_narrow_figure_has_its_panels_one_below_the_other():
+    arms = {"stock TRL, masked": [STOCK, STOCK], "workbench, masked": [OURS]}
+    wide, narrow = (stops_figure(arms, title="SmolLM2", narrow=narrow) for narrow in (False, True))
+    columns = [{ax.get_subplotspec().colspan.start for ax in one.figure.axes} for one in (wide, narrow)]
+    assert columns == [{0, 1, 2}, {0}] and narrow.caption == wide.caption and narrow.figure.get_figwidth() < 5
+
+
 def test_seed_without_differing_rewards_has_no_share():
     idle = STOCK.assign(equal=1.0)
     figure = stops_figure({"stock TRL, masked": [idle]}, title="SmolLM2")

@@ -1,6 +1,7 @@
 """How stop token ids and new tokens reach a real vLLM engine, and the figure of what masking makes of custom stops."""
 
 import contextlib
+import textwrap
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from unittest import mock
@@ -115,13 +116,18 @@ def useful_steps(seed: pd.DataFrame) -> tuple[int, int]:
     return int((seed["grad_norm"][differ] > 0).sum()), int(differ.sum())
 
 
-def stops_figure(arms: Mapping[str, Sequence[pd.DataFrame]], *, title: str) -> DescribedFigure:
+def stops_figure(arms: Mapping[str, Sequence[pd.DataFrame]], *, title: str, narrow: bool = False) -> DescribedFigure:
     """Draw cause, mechanism and effect: arm -> its seeds, each with the columns of `CURVES` by step. The first arm is stock.
 
-    Every seed is drawn. The caption has the numbers with their denominators.
+    Every seed is drawn. The caption has the numbers with their denominators. A narrow figure has its panels one below the
+    other, as a phone makes a wide one too small to read.
     """
-    figure = Figure(figsize=(12, 3.6), layout="constrained")
-    cause, mechanism, effect = figure.subplots(1, 3)
+    if narrow:
+        figure = Figure(figsize=(4.8, 8.6), layout="constrained")
+        cause, mechanism, effect = figure.subplots(3, 1)
+    else:
+        figure = Figure(figsize=(12, 3.6), layout="constrained")
+        cause, mechanism, effect = figure.subplots(1, 3)
     stock = next(iter(arms))
     logged, truncated = (
         pd.concat([seed[name] for seed in arms[stock]], axis=1).dropna() for name in ("logged", "truncated")
@@ -167,7 +173,7 @@ def stops_figure(arms: Mapping[str, Sequence[pd.DataFrame]], *, title: str) -> D
         ax.spines[["top", "right"]].set_visible(False)
     for ax in (cause, effect):
         ax.xaxis.set_major_locator(MaxNLocator(integer=True))
-    figure.suptitle(title)
+    figure.suptitle(textwrap.fill(title, 46) if narrow else title)
     table = pd.DataFrame(rows)
     before = table["right before"].mean()
     after = "; ".join(f"{arm}, {', '.join(f'{y:.0%}' for y in sorted(end))}" for arm, end in ends.items())
