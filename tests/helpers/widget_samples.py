@@ -2,6 +2,8 @@
 
 import ipywidgets
 
+from workbench.runs.files import write_json
+
 HOSTILE = "<script>window.ran = 1</script><img src=x onerror='window.ran = 1'>\u202e\x1b[31m\ud800"
 METRICS = [
     {"step": n, "elapsed_s": n / 2, "reward": n - 30.0, "step_time": 0.5}
@@ -12,3 +14,11 @@ METRICS = [
 
 def widgets_alive() -> set:
     return set(ipywidgets.widgets.widget._instances)
+
+
+def with_problem(run):
+    """The run with an audit that found that nothing moved."""
+    finding = {"title": "zero-gradient", "severity": "problem", "says": "Nothing moves.", "because": "", "advice": ""}
+    training = {"name": "", "checked": 17, "rules": 28, "findings": [finding | {"expected": False}]}
+    write_json(run.path / "audit.json", {"trainings": [training], "error": ""})
+    return run

@@ -5,6 +5,9 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from ..errors import RunError
+from .run import Run
+
 _MOST_NAMES = 3
 
 
@@ -148,3 +151,12 @@ def _rules(trainings: Iterable[Mapping]) -> str:
     rules = max((training["rules"] for training in trainings), default=0)
     few = f"{checked[0]} to {checked[-1]}" if len(checked) > 1 else "".join(map(str, checked))
     return f"{few} of {rules} rules"
+
+
+def problem_of(run: Run) -> str:
+    """The problem that the audit found in a run, such as `audit: problem masked-stops`; empty for none, or none to be read."""
+    try:
+        findings = RunFindings.of(run.audit)
+    except (RunError, OSError):
+        return ""
+    return findings.names if findings.problems else ""

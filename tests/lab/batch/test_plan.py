@@ -10,12 +10,12 @@ from pathlib import Path
 
 import pytest
 from conftest import ROOT, call, until, workbench, write_notebook, write_run
+from widget_samples import with_problem
 
 from workbench.errors import ParameterError, RunError
 from workbench.lab.batch.code import code_of
 from workbench.lab.batch.plan import claim, parse_grid, plan_run, plan_sweep
 from workbench.runs import lock
-from workbench.runs.files import write_json
 from workbench.runs.parameters import notebook_parameters
 from workbench.runs.run import Run, list_runs, record_execution, set_status
 
@@ -316,10 +316,7 @@ def test_the_plan_says_what_the_audit_found_in_a_done_run(notebook, tmp_path):
     """Of a run in which no step changed anything a sweep said "done" and no more."""
     about = {"notebook": "grid", "executed": notebook(TRAIN)}
     runs = [write_run(tmp_path / "runs", f"2026-{n}", params=FULL | {"seed": n}, **about) for n in range(3)]
-    finding = {"title": "zero-gradient", "severity": "problem", "says": "Nothing moves."}
-    finding |= {"because": "", "advice": ""}
-    training = {"name": "", "checked": 17, "rules": 28, "findings": [finding | {"expected": False}]}
-    write_json(runs[0].path / "audit.json", {"trainings": [training], "error": ""})
+    with_problem(runs[0])
     (runs[1].path / "audit.json").write_text("{")
     assert [str(entry) for entry in plan_sweep(notebook(TRAIN), {"seed": "0..2"}, tmp_path / "runs")] == [
         "skip   seed=0  (2026-0, done, audit: problem zero-gradient)",

@@ -2,7 +2,7 @@ import json
 
 import pytest
 from conftest import write_run
-from widget_samples import METRICS
+from widget_samples import METRICS, with_problem
 
 from workbench.curves.documented import list_baselines, load_baseline
 from workbench.errors import ParameterError
@@ -26,6 +26,12 @@ def test_the_comparer_draws_what_is_chosen_and_says_what_is_left_out(tmp_path):
     boxes[0].value = True
     assert explorer.controls["runs"].value == (runs[0],)
     assert "ready" in explorer.state.value
+
+
+def test_the_comparer_names_the_problem_of_a_run(tmp_path):
+    runs = [with_problem(write_run(tmp_path, "a", metrics=METRICS)), write_run(tmp_path, "b", metrics=METRICS)]
+    labels = [box.description for box in run_comparer(runs, []).controls["runs"].boxes]
+    assert labels == ["05_grpo_docs_example a (done, audit: problem zero-gradient)", "05_grpo_docs_example b (done)"]
 
 
 def test_pairs_of_one_unit_get_a_verdict(tmp_path):

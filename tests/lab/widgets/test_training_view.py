@@ -7,7 +7,7 @@ from functools import partial
 
 import pytest
 from conftest import until, write_run
-from widget_samples import widgets_alive
+from widget_samples import widgets_alive, with_problem
 
 from workbench.errors import RunError, TrainingStopped
 from workbench.lab.widgets import train_live, watch
@@ -154,6 +154,14 @@ def test_a_run_that_trains_elsewhere_is_followed_to_its_end_and_can_be_asked_to_
     set_status(run.path, "done")
     until(lambda: "done" in view.state.value and "step 3 of 4" in view.result.value)
     until(lambda: not view._following.is_alive())
+
+
+def test_a_done_run_with_a_problem_has_no_tick(tmp_path):
+    """A training in which nothing moved was shown as done with a tick."""
+    view = watch(write_run(tmp_path, "1"))
+    assert "\u2713 done: the run is complete<" in view.state.value
+    view = watch(with_problem(write_run(tmp_path, "2")))
+    assert "\u2717 done: the run is complete. audit: problem zero-gradient<" in view.state.value
 
 
 def test_a_damaged_folder_is_told_and_does_not_end_the_view(run):

@@ -19,7 +19,7 @@ from pathlib import Path
 
 from ...errors import ParameterError, RunError, warn_user
 from ...runs import lock
-from ...runs.findings import RunFindings
+from ...runs.findings import problem_of
 from ...runs.parameters import COMPUTED, SET_BY_RUNNER, Parameter, check_parameters, notebook_parameters
 from ...runs.run import (
     EMBEDDED_MODELS,
@@ -118,10 +118,8 @@ class Entry:
         about = [self.run.id, self.state]
         if self.other_code:
             about.append("with other code than it began with")
-        with contextlib.suppress(RunError, OSError):  # an audit.json that cannot be read stops no plan
-            findings = RunFindings.of(self.run.audit)
-            if findings.problems:
-                about.append(findings.names)
+        if problem := problem_of(self.run):
+            about.append(problem)
         return f"{self.action:6} {self.name}  ({', '.join(about)})"
 
 

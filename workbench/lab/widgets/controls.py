@@ -16,10 +16,10 @@ _MARKS = dict.fromkeys(("ready", "trained", "done"), "\u2713")
 _MARKS |= {"refused": "!", "failed": "\u2717", "interrupted": "\u2016"}
 
 
-def status_line(state: str, text: str) -> str:
-    """A state as a sign, a word and a sentence; a screen reader reads it out when it changes."""
-    weight = "font-weight:bold" if state in ("refused", "failed") else ""
-    mark = _MARKS.get(state, "\u2022")
+def status_line(state: str, text: str, *, problem: bool = False) -> str:
+    """A state as a sign, a word and a sentence; a screen reader reads it out when it changes. With a problem no tick."""
+    weight = "font-weight:bold" if problem or state in ("refused", "failed") else ""
+    mark = _MARKS["failed"] if problem else _MARKS.get(state, "\u2022")
     return f'<p role="status" aria-live="polite" style="{weight}">{mark} {state}: {visible(text, 1000)}</p>'
 
 

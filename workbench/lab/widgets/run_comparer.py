@@ -14,6 +14,7 @@ from ...curves.documented import Baseline, as_baselines
 from ...curves.figures import DescribedFigure, show_curves
 from ...curves.measured import measured_groups
 from ...errors import ParameterError, did_you_mean
+from ...runs.findings import problem_of
 from ...runs.run import Run
 from ...runs.text import html_table, visible
 from .controls import Choices, Explorer, control
@@ -133,9 +134,10 @@ def nearest(
 
 
 def _labels(runs: Sequence[Run]) -> Iterator[tuple[str, Run]]:
-    """Each run under its notebook, id, state, and the parameters in which the runs differ."""
+    """Each run under its notebook, id, state, what its audit found wrong, and the parameters in which the runs differ."""
     params = [run.params for run in runs]
     differing = [k for k in dict.fromkeys(k for p in params for k in p) if len({str(p.get(k)) for p in params}) > 1]
     for run, own in zip(runs, params, strict=True):
         varied = ", ".join(f"{k}={own[k]}" for k in differing if k in own)
-        yield f"{run.notebook} {run.id} ({run.status['state']}) {varied}".strip(), run
+        about = ", ".join(filter(None, [run.status["state"], problem_of(run)]))
+        yield f"{run.notebook} {run.id} ({about}) {varied}".strip(), run

@@ -13,6 +13,7 @@ from ipywidgets import Button
 
 from ...errors import RunError, TrainingStopped
 from ...runs import lock
+from ...runs.findings import problem_of
 from ...runs.run import Run
 from ...runs.stop_request import clear_stop, request_stop, stop_request
 from .controls import as_jupyter_output, status_line
@@ -168,7 +169,9 @@ class TrainingView(ipywidgets.VBox):
         with self._lock:
             state, error = self.now  # read before the progress, which is then at least as new
             self.result.value = "" if self.folded else self._progress()
-            self.state.value = status_line(state, ". ".join(filter(None, [_STATES[state], error])))
+            problem = problem_of(self.run) if state == "done" else ""
+            text = ". ".join(filter(None, [_STATES[state], error, problem]))
+            self.state.value = status_line(state, text, problem=bool(problem))
             self.stop.disabled = state not in ("training", "running", "queued")
             self.go_on.disabled = self.train is None or state not in ("ready", "interrupted", "failed")
 
