@@ -7,7 +7,7 @@ import re
 import pytest
 from conftest import NOTEBOOKS, ROOT
 
-from workbench.experiments.instruments.real_model import FILE, on_smollm2
+from workbench.experiments.instruments.real_model import FILE, measured_on_smollm2, on_smollm2
 from workbench.runs.results import Result
 
 ROWS = json.loads((ROOT / "data" / FILE).read_text())["rows"]
@@ -37,3 +37,12 @@ def test_a_notebook_shows_what_is_recorded_of_it(name):
     (shown,) = (cell for cell in cells if f'on_smollm2("{name}", results)' in "".join(cell["source"]))
     page = "".join("".join(out.get("data", {}).get("text/html", "")) for out in shown["outputs"])
     assert page.count("<tr>") > 2 and ROWS[name]["environment"]["git_commit"][:7] in page
+
+
+def test_a_stored_result_is_shown_with_its_commit_and_machine():
+    stored = json.loads((ROOT / "data" / "measured" / "bf16_padding.json").read_text())
+    page = html.unescape(measured_on_smollm2("bf16_padding").data)
+    assert all(what in page and says in page for what, says in stored["summary"].items())
+    made = stored["environment"]
+    assert made["git_commit"][:7] in page and made["cpu"] in page and stored["unit"] in page
+    assert measured_on_smollm2("no_such") == "No result of benchmarks/no_such.py is stored."

@@ -1,4 +1,4 @@
-"""What a notebook showed on SmolLM2 when it was recorded, next to what this run shows."""
+"""What a notebook or a program showed on SmolLM2 when it was recorded."""
 
 import difflib
 import html
@@ -13,6 +13,7 @@ from ...runs.results import NOT_RUN, Result, results_of
 from ...runs.text import html_table
 
 FILE = "smollm2.json"
+MEASURED = "measured"  # the folder of what the programs of benchmarks/ stored
 
 
 def on_smollm2(notebook: str, results: Sequence[Result]) -> HTML | str:
@@ -49,3 +50,25 @@ def on_smollm2(notebook: str, results: Sequence[Result]) -> HTML | str:
     about += [f"TRL {made['packages']['trl']}", f"commit {made['git_commit'][:7]}", made["date"]]
     caption = f"SmolLM2-135M-Instruct ({', '.join(about)}); {row['minutes']} minutes on {made['cores']} CPU cores"
     return HTML(html_table(lines, ("here", "SmolLM2", "what SmolLM2 shows"), caption))
+
+
+def measured_on_smollm2(name: str) -> HTML | str:
+    """Show what a program of `benchmarks/` measured on SmolLM2-135M-Instruct without training it, as a table.
+
+    Args:
+        name: of the program and its stored result, such as `bf16_padding`.
+
+    Returns:
+        A table of the result's summary that shows itself, with commit, date, torch and processor in its caption; a sentence
+        where nothing is stored.
+    """
+    result = read_json(packaged("data") / MEASURED / f"{name}.json", {})
+    if not result:
+        return f"No result of benchmarks/{name}.py is stored."
+    made = result["environment"]
+    commit, _, changed = made["git_commit"].partition(" ")
+    about = [f"torch {made['packages']['torch']}", f"{made['cpu']}, threads: {made['threads']}"]
+    about += [f"commit {commit[:7]} {changed}".strip(), made["date"]]
+    caption = html.escape(f"SmolLM2-135M-Instruct, measured by benchmarks/{name}.py ({'; '.join(about)})")
+    lines = [[html.escape(what), html.escape(says)] for what, says in result["summary"].items()]
+    return HTML(html_table(lines, ("", html.escape(result["unit"])), caption))
