@@ -1,11 +1,13 @@
 """The adapters to frameworks' losses: TRL's is asked, wheels are read without a network, the page says what is stored."""
 
+import ast
 import csv
 import doctest
 import io
 import subprocess
 import zipfile
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -57,6 +59,24 @@ def test_a_function_is_taken_without_its_imports(wheel):
     assert wheel.has("loss.py", "Trainer.sample") and not wheel.has("loss.py", "Trainer.limited")
     with pytest.raises(LookupError, match=r"loss\.py has no absent"):
         wheel.take("loss.py", "absent")
+
+
+def test_a_file_is_parsed_again_only_if_it_changed(wheel, monkeypatch):
+    texts = []
+
+    def parse(text):
+        texts.append(text)
+        return ast.parse(text)
+
+    monkeypatch.setattr(wheels, "ast", SimpleNamespace(**vars(ast) | {"parse": parse}))
+    file = wheel.folder / "loss.py"
+    for limit in ("2.5", "7.5"):  # numbers that no other test has parsed
+        file.write_text(LOSS.replace("2.0", limit))
+        for _ in range(2):
+            number = wheel.take("loss.py", "LIMIT").LIMIT
+            assert number == float(limit)
+            assert wheel.has("loss.py", "Trainer.weight")
+    assert len(texts) == 2
 
 
 def test_lines_of_a_function_are_taken_alone(wheel):
@@ -138,10 +158,13 @@ def test_six_faults_in_trls_own_functions_are_wrong(tmp_path, monkeypatch):
     files = ("utils", "grpo_trainer", "rloo_trainer")
     sources = {name: (Path(trl.__file__).parent / f"trainer/{name}.py").read_text() for name in files}
     adapter = run.importlib.import_module("repros.frameworks.trl")
-    whole = adapter.functions
-    monkeypatch.setattr(
-        adapter, "functions", lambda wheel: {name: whole(wheel)[name] for name in ("dapo", "grpo_advantages")}
-    )
+    every_function = adapter.functions
+
+    def two_functions(wheel):
+        functions = every_function(wheel)
+        return {name: functions[name] for name in ("dapo", "grpo_advantages")}
+
+    monkeypatch.setattr(adapter, "functions", two_functions)
     found = {}
     for fault, (definition, before, after) in {"none": ("dapo", "", ""), **PLANTED}.items():
         place = tmp_path / fault / "trl" / "trainer"

@@ -6,6 +6,7 @@ apart from `torch.no_grad`. Registries, Ray and compilation are in decorators an
 
 import ast
 import collections
+import copy
 import dataclasses
 import functools
 import math
@@ -78,6 +79,7 @@ class Wheel:
         for name in names:
             node = self._definition(path, name)
             if isinstance(node, ast.FunctionDef):
+                node = copy.copy(node)  # the tree of the file stays whole for the next call
                 node.decorator_list = [one for one in node.decorator_list if ast.unparse(one) == _NO_GRAD]
             self._execute([node], path, scope)
         return SimpleNamespace(**{name.rpartition(".")[2]: scope[name.rpartition(".")[2]] for name in names})
@@ -98,8 +100,9 @@ class Wheel:
             LookupError: if there are no such statements in one block.
         """
         for block in _blocks(self._definition(path, name)):
-            starts = [number for number, node in enumerate(block) if ast.unparse(node).startswith(first)]
-            ends = [number for number, node in enumerate(block) if ast.unparse(node).startswith(last)]
+            texts = [ast.unparse(node) for node in block]
+            starts = [number for number, text in enumerate(texts) if text.startswith(first)]
+            ends = [number for number, text in enumerate(texts) if text.startswith(last)]
             if starts and ends:
                 return functools.partial(self._variables, block[starts[0] : ends[-1] + 1], path, given)
         raise LookupError(f"{self.folder.name}: {name} in {path} has no lines from {first!r} to {last!r}")
@@ -115,13 +118,19 @@ class Wheel:
         exec(compile(module, str(self.folder / path), "exec"), scope)
 
     def _tree(self, path: str) -> ast.Module:
-        return ast.parse((self.folder / path).read_text(encoding="utf-8"))
+        return _parsed((self.folder / path).read_text(encoding="utf-8"))
 
     def _definition(self, path: str, name: str) -> ast.stmt:
         node = _node(self._tree(path).body, name.split("."))
         if node is None:
             raise LookupError(f"{self.folder.name}: {path} has no {name}")
         return node
+
+
+@functools.lru_cache(maxsize=50)
+def _parsed(text: str) -> ast.Module:
+    """The tree of a file's text. An adapter takes ten functions from one file, and parsing took most of its time."""
+    return ast.parse(text)
 
 
 def _blocks(node: ast.AST) -> Iterator[list[ast.stmt]]:
