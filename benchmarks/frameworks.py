@@ -10,6 +10,8 @@ from tools.record import csv_next_to_page, csv_text, made_with, measured, table
 NAMES = {
     "trl": "TRL",
     "trl_async": "TRL AsyncGRPO",
+    "trl_distillation": "TRL Distillation",
+    "trl_async_distillation": "TRL AsyncDistillation",
     "verl": "verl",
     "openrlhf": "OpenRLHF",
     "skyrl": "SkyRL",
@@ -25,14 +27,21 @@ GROUPS = {
     "KL": ("kl",),
     "NaN behind the end": ("nan behind",),
     "the sampler": ("weights ", "a log-prob of", "a sampler ", "rows off policy"),
+    "divergences": ("forward", "a mixture"),
     "micro-batches, processes": ("two micro", "two unequal", "three ", "a micro-batch", "two processes"),
     "masks": ("tool tokens", "a row ", "all rows"),
     "large ratios": ("ratios far",),
     "settings": ("a higher", "a limit", "two-sided", "ratio of", "temperatures", "other gamma"),
 }
 REST = ("plain", "rewards")
-# Not packages, so only read: framework, commit, its default loss, the verdict that follows.
+# Only read: framework, commit or release, its default loss, the verdict that follows.
 READ = (
+    (
+        "TRL ServerDistillation",
+        "1.16.0",
+        "the divergence at the sampled token, divided by the tokens of a micro-batch, then by the number of micro-batches",
+        "wrong with several micro-batches, as its comment says (server_distillation_trainer.py:339)",
+    ),
     ("slime", "06787cf", "clipped, a mean of rows; dual clip is off", "same, as grpo"),
     (
         "NeMo-RL",
@@ -54,12 +63,13 @@ def group_of(case: str) -> str:
     """The group of a case by its name.
 
     Example:
-        >>> [group_of(case) for case in ("kl by k1", "grpo: groups of one", "rloo: two groups", "four rows")]
+        >>> [group_of(case) for case in ("kl by k1", "grpo: groups of one", "rloo: two groups", "distilled: four rows")]
         ['KL', 'groups of one', 'rewards', 'plain']
     """
-    _, colon, rest = case.partition(": ")
+    start, colon, rest = case.partition(": ")
     name = rest or case
-    return next((group for group, starts in GROUPS.items() if name.startswith(starts)), REST[bool(colon)])
+    of_rewards = bool(colon) and start != "distilled"
+    return next((group for group, starts in GROUPS.items() if name.startswith(starts)), REST[of_rewards])
 
 
 def cells(answers: dict) -> Iterator[tuple[str, str, dict]]:
@@ -126,12 +136,13 @@ def page() -> list[str]:
         "# One definition, every framework",
         "",
         "[`workbench conform`](../how-to/conform.md) asked the losses in these wheels, as their trainers add them up, and "
-        "the advantages. Distillation was not asked: a case has no distribution over the vocabulary.",
+        "the advantages. In distillation the sampled token and all others together are the vocabulary.",
         "",
         *table(["newest release", *VERDICTS], frameworks),
         "",
         "*Own formula*: a choice that conform has no name for. *No guard*: NaN in, or no token left, and NaN out; a trainer "
-        "may prevent it. *Fault*: AsyncGRPO takes the mean of the micro-batches' means; in ms-swift a completion that no "
+        "may prevent it. *Fault*: AsyncGRPO and AsyncDistillation take the mean of the micro-batches' means; in ms-swift a "
+        "completion that no "
         "function scored has reward 0, and before 4.6.0 DAPO and CISPO were divided once more by the number of micro-batches.",
         "",
         *csv_next_to_page("conform.csv"),

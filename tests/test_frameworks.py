@@ -116,11 +116,27 @@ def test_a_setting_that_is_not_offered_is_not_asked():
         asked(Case("two-sided clip", needs=frozenset({"beta", "delta"})))
 
 
+def asked(name):
+    """What the installed TRL answers, if its answers are stored."""
+    if trl.__version__ not in STORED[name]:
+        pytest.skip(f"TRL {trl.__version__} is not stored, only {', '.join(STORED[name])}")
+    return run.ask(name, Path(trl.__file__).parents[1])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["trl_async", "trl_distillation", "trl_async_distillation"])
+def test_trls_other_trainers_answer_what_is_stored(name):
+    verdicts = [
+        [(claim, case, cell["verdict"]) for claim, case, cell in frameworks.cells(answers)]
+        for answers in (asked(name), STORED[name][trl.__version__])
+    ]
+    assert verdicts[0] == verdicts[1]
+    assert {verdict for *_, verdict in verdicts[0]} >= {"same", "wrong"}
+
+
 @pytest.mark.slow
 def test_trl_answers_what_is_stored_of_its_release():
-    if trl.__version__ not in STORED["trl"]:
-        pytest.skip(f"TRL {trl.__version__} is not stored, only {', '.join(STORED['trl'])}")
-    answers = run.ask("trl", Path(trl.__file__).parents[1])
+    answers = asked("trl")
     assert answers == STORED["trl"][trl.__version__]
     assert answers["dapo"]["same"] > 30
     wrong = {

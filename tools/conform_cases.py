@@ -16,7 +16,7 @@ from workbench.conform.definitions import DEFINITIONS, Answer, answer_of
 from workbench.conform.names import NAMES
 from workbench.conform.questions import FILE, question_from
 
-LOSSES = tuple(name for name, definition in DEFINITIONS.items() if not definition.of_rewards)
+LOSSES = tuple(name for name, d in DEFINITIONS.items() if not d.of_rewards and name != "distillation")
 CLIPPED = ("dapo", "grpo", "bnpo", "dr_grpo", "gspo", "luspo")
 BEHAVIOUR = ("decoupled_ppo", "icepop", "dppo")  # they take the sampler's own log-probs
 # Their divisor is the tokens of the step, however its rows are split.
@@ -89,6 +89,14 @@ def step(
     return stored | {"advantages": list(advantages), "mask": mask, "expected": tuple(losses)}
 
 
+def distilled(name: str, lengths: Sequence[int] = FOUR, *, seed: int, **options: Any) -> dict[str, Any]:
+    """A step of rows that imitate a teacher, whose log-probs are the reference's."""
+    stored = step(f"distilled: {name}", lengths, [1.0] * len(lengths), ("distillation",), seed=seed, **options)
+    teacher = -0.1 - np.random.default_rng(seed + 100).exponential(1.0, stored["mask"].shape)
+    stored["ref_logps"] = np.where(np.isnan(stored["ref_logps"]), np.nan, teacher).round(3)
+    return stored
+
+
 def rewards(
     name: str, values: Sequence, num_generations: int, definition: str, settings: Mapping[str, Any] | None = None
 ) -> dict[str, Any]:
@@ -104,7 +112,7 @@ def rewards(
 
 def steps() -> list[dict[str, Any]]:
     """The questions to a loss."""
-    return [*plain_steps(), *split_steps(), *steps_with_options()]
+    return [*plain_steps(), *split_steps(), *steps_with_options(), *distilled_steps()]
 
 
 def plain_steps() -> list[dict[str, Any]]:
@@ -187,6 +195,29 @@ def steps_with_options() -> list[dict[str, Any]]:
         step("rows off policy", losses=WITH_OPTIONS, log_ratios=drifting, settings={"off_policy_mask_threshold": 0.1}),
         step("temperatures of 2 and 0.5", losses=("sapo",), seed=29, settings=temperatures),
         step("other gamma weights", losses=("vespo",), seed=30, settings=weights),
+    ]
+
+
+def distilled_steps() -> list[dict[str, Any]]:
+    """Distillation on policy: the divisors of DAPO, and two other divergences."""
+    own = partial(distilled, reference=True)
+    unequal = (1, 2, 6, 5)
+    return [
+        own("one token", (1,), seed=40),
+        own("four rows", seed=41),
+        own("tool tokens inside rows", seed=42, tools={1: [2, 3], 3: [0]}),
+        own("a row left out", seed=43, left_out=[1]),
+        own("all rows left out", (2, 3), seed=44, left_out=[0, 1]),
+        own("a row without tokens", (2, 0, 4), seed=45),
+        own("nan behind the end", (1, 3), seed=46, nan_behind=["ref_logps"]),
+        own("two micro-batches", (1, 3), seed=47, parts=[[[0], [1]]]),
+        own("two unequal micro-batches", unequal, seed=48, parts=TWO_BATCHES),
+        own("three unequal micro-batches", seed=49, parts=[[[0], [1, 2], [3]]]),
+        own("a micro-batch left out", seed=50, left_out=[0, 1], parts=TWO_BATCHES),
+        own("two processes", unequal, seed=51, parts=[[[0, 1]], [[2, 3]]]),
+        own("two processes with two micro-batches each", unequal, seed=52, parts=[[[0], [1]], [[2], [3]]]),
+        own("forward", seed=53, settings={"divergence_beta": 0.0}),
+        own("a mixture", seed=54, settings={"divergence_beta": 0.5}),
     ]
 
 

@@ -38,6 +38,20 @@ CAUSES = (
         "async_grpo_trainer.py:1541, 1544: divided by the tokens of a micro-batch, then by the number of micro-batches (#7206)",
         ("*micro-batch*",),
     ),
+    Cause(
+        "trl_distillation",
+        "no guard",
+        "distillation_trainer.py:201: masked behind the divergence: the value is right, the gradient NaN; a GPU with Triton "
+        "leaves these tokens out before it",
+        ("*: nan behind*",),
+    ),
+    Cause(
+        "trl_async_distillation",
+        "fault",
+        "async_distillation_trainer.py:1737, 1738: divided by the tokens of a micro-batch, then by the number of "
+        "micro-batches (#7206, mended by the open #7249)",
+        ("*micro-batch*",),
+    ),
     Cause("verl", "no guard", "core_algos.py:1175: over 0 tokens; its gradient is 0", ("all rows left out",)),
     Cause("verl", "no guard", "core_algos.py:1182, 1196, rollout_corr_helper.py:592: times the mask", NAN),
     Cause("verl", "no guard", "core_algos.py:320, 625: the mean of a group with a NaN", MISSING),

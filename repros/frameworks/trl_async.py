@@ -1,7 +1,6 @@
 """TRL's AsyncGRPOTrainer: its `compute_loss` on a trainer of attributes alone, with packed tokens and their log-probs.
 
-A model that is not asked gives the log-probs. `DistillationTrainer` is not here: its loss compares distributions over the
-vocabulary, and a case has the log-probs of the sampled tokens alone.
+A model that is not asked gives the log-probs.
 """
 
 import time

@@ -34,7 +34,11 @@ def _loss(case: Case, fault: str) -> torch.Tensor:
     if fault == "clip":
         low, high = (low, 1.1) if kind == "cispo" else (0.1, 0.3)
     weight = _correction(case, old, sampled, mask)
-    if kind == "reinforce":
+    if s["divergence_beta"] is not None:
+        policy, teacher = (torch.stack([x, torch.log(-torch.expm1(x))], -1) for x in (case.logps, case.ref_logps))
+        loss = _divergence(policy[mask > 0], teacher.nan_to_num()[mask > 0], s["divergence_beta"])
+        loss = torch.zeros_like(mask).masked_scatter(mask > 0, loss)
+    elif kind == "reinforce":
         loss = -a * new
     elif kind == "dppo":
         log_ratio = new - sampled
@@ -85,6 +89,15 @@ def _kl(d: torch.Tensor, estimator: str) -> torch.Tensor:
         square = _kl(d, "k2")
         return _kl(d, estimator[:2]).detach() + square - square.detach()
     return {"k1": d, "k2": d**2 / 2, "k3": (-d).exp() + d - 1}[estimator]
+
+
+def _divergence(policy: torch.Tensor, teacher: torch.Tensor, beta: float) -> torch.Tensor:
+    """As `DistillationConfig.beta` defines it, by the probabilities."""
+    p, q = policy.exp(), teacher.exp()
+    if beta in (0, 1):
+        return (p * (policy - teacher) if beta else q * (teacher - policy)).sum(-1)
+    middle = torch.log((1 - beta) * p + beta * q)
+    return (beta * q * (teacher - middle) + (1 - beta) * p * (policy - middle)).sum(-1)
 
 
 def _correction(case: Case, old: torch.Tensor, sampled: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:

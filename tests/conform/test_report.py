@@ -12,7 +12,15 @@ from workbench.errors import ParameterError
 
 from .losses import FAULTS, LOSS_FAULTS, torch_advantages, torch_loss
 
-WITHOUT_KL = ("reinforce", "dual_clip", "decoupled_ppo", "icepop", "dppo", "rloo")  # none of their cases has it
+WITHOUT_KL = (
+    "reinforce",
+    "dual_clip",
+    "decoupled_ppo",
+    "icepop",
+    "dppo",
+    "rloo",
+    "distillation",
+)  # none of their cases has it
 LOSSES = [name for name, definition in DEFINITIONS.items() if not definition.of_rewards]
 
 
@@ -33,7 +41,7 @@ def test_each_planted_fault_is_wrong(name):
         assert not report.of("other by choice"), report
     print(name, verdicts, f"{time.process_time() - start:.2f} s")
     absent = {"kl"} if name in WITHOUT_KL else set()
-    absent |= {"clip"} if name == "reinforce" else set()
+    absent |= {"clip"} if name in ("reinforce", "distillation") else set()
     assert {fault for fault, wrong in verdicts.items() if not wrong} == absent
 
 
@@ -61,11 +69,53 @@ def test_a_mean_over_the_micro_batch_is_wrong_and_named():
         "two processes",
         "two processes with two micro-batches each",
     }
-    assert {result.says for result in report.of("wrong")} == {"the mean of the micro-batches' means (loss_type='bnpo')"}
+    assert {result.says for result in report.of("wrong")} == {
+        "divisor: the tokens of each micro-batch (loss_type='bnpo')"
+    }
     assert not conform_report(mean_of_means, "bnpo").of("wrong")
     smallest = report.of("wrong")[0]
     text = "two micro-batches: -0.393857, expected 0.00921449; slope of row 1, token 0: 0.0728097, expected 0.109214"
     assert str(smallest).startswith(text) and text in str(report)
+
+
+def two_outcomes(logps: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+    logps = logps.masked_fill(mask == 0, -1.0)
+    return torch.stack([logps, torch.log(-torch.expm1(logps))], dim=-1)
+
+
+def test_distillation_by_micro_batch_means_is_wrong():
+    @with_torch
+    def means(logps, ref_logps, mask):
+        policy, teacher = two_outcomes(logps, mask), two_outcomes(ref_logps, mask)
+        tokens = (policy.exp() * (policy - teacher)).sum(-1)
+        return (tokens * mask).sum() / mask.sum().clamp(min=1)
+
+    report = conform_report(means, "distillation")
+    assert {result.says for result in report.of("wrong")} == {
+        "divisor: the tokens of each micro-batch (loss_type='bnpo')"
+    }
+    assert {result.case.removeprefix("distilled: ") for result in report.of("wrong")} == {
+        "two micro-batches",
+        "two unequal micro-batches",
+        "three unequal micro-batches",
+        "two processes",
+        "a micro-batch left out",
+        "two processes with two micro-batches each",
+    }
+
+
+def test_the_forward_divergence_is_a_choice():
+    @with_torch
+    def forward(logps, ref_logps, mask, total_tokens):
+        policy, teacher = two_outcomes(logps, mask), two_outcomes(ref_logps, mask)
+        tokens = (teacher.exp() * (teacher - policy)).sum(-1)
+        return (tokens * mask).sum() / max(total_tokens, 1)
+
+    report = conform_report(forward, "distillation")
+    assert not report.of("wrong") and len(report.of("other by choice")) == 10
+    assert {result.says for result in report.of("other by choice")} == {
+        "KL(teacher || policy), forward (divergence_beta=0.0)"
+    }
 
 
 def test_another_divisor_is_a_choice():
@@ -223,7 +273,10 @@ def test_what_a_function_does_not_offer_is_no_fault():
     "function, says",
     [
         (lambda logprobs: 0.0, "parameter 'logprobs': expected `case` or one of advantages, beta"),
-        (lambda logps: 0.0, "returned float: expected (value, slopes)"),
+        (
+            lambda logps: 0.0,
+            "returned float: expected (value, slopes), slopes the derivative of the loss by each of logps, of shape (1, 1)",
+        ),
         (lambda logps: (0.0, logps[0]), "returned slopes of shape"),
         (with_torch(lambda logps: logps), "returned a tensor of shape (1, 1): expected a scalar"),
     ],

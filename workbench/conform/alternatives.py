@@ -24,6 +24,9 @@ class Alternative:
         return ", ".join(f"{name}={value!r}" for name, value in self.changes.items())
 
 
+_OF_EACH_MICRO_BATCH = Alternative(
+    "divisor: the tokens of each micro-batch", {"loss_type": "bnpo"}, choice=False
+)  # a token of a short micro-batch counts more
 _CLIPS_AND_MEANS = (
     Alternative("dual clip: with a negative advantage a ratio counts 3 at most", {"delta": 3.0}),
     Alternative("clip-higher: the upper limit is 1.28", {"epsilon_high": 0.28}),
@@ -42,10 +45,15 @@ _OTHERS = (
     Alternative("the KL term is k1 with the slope of k2", {"kl_estimator": "k1+"}),
     Alternative("the KL term is k3 with the slope of k2", {"kl_estimator": "k3+"}),
     Alternative("the KL term is weighted with the ratio", {"use_bias_correction_kl": True}),
-    Alternative("the mean of the micro-batches' means", {"loss_type": "bnpo"}, choice=False),
+    _OF_EACH_MICRO_BATCH,
     Alternative("no clip", {"epsilon": math.inf, "epsilon_high": math.inf, "delta": None}, choice=False),
     Alternative("no KL term", {"beta": 0.0}, choice=False),
     Alternative("no correction of the sampler", {"importance_sampling_mode": None}, choice=False),
+)
+_OF_DISTILLATION = (
+    Alternative("KL(teacher || policy), forward", {"divergence_beta": 0.0}),
+    Alternative("half of the KL from the mean of policy and teacher, each", {"divergence_beta": 0.5}),
+    _OF_EACH_MICRO_BATCH,
 )
 _OF_REWARDS = (
     Alternative("the deviation of a population, which divides by n", {"ddof": 0}),
@@ -69,6 +77,9 @@ def alternatives_of(name: str) -> tuple[Alternative, ...]:
     of_rewards = DEFINITIONS[name].of_rewards
     if of_rewards and DEFINITIONS[name].settings["advantages"] not in ("grpo", "rloo"):
         return ()  # rewards of several functions: none of these formulas takes them
+    if "divergence_beta" in DEFINITIONS[name].settings:
+        divisors = [one for one in _CLIPS_AND_MEANS if one.formula.startswith("divisor: ")]
+        return (*divisors, *_OF_DISTILLATION)
     choices = _OF_REWARDS if of_rewards else _CLIPS_AND_MEANS
     pairs = [
         Alternative(f"{one.formula}; {other.formula}", {**one.changes, **other.changes})

@@ -41,11 +41,13 @@ class Case:
     Attributes:
         name: of the case.
         settings: all of them, by TRL's names: `epsilon`, `beta`, `loss_type`, `max_completion_length` and so on. TRL's
-            `vllm_importance_sampling_*` are without `vllm_`, and `kl_estimator` is that of `replay.published.kl_terms`.
+            `vllm_importance_sampling_*` are without `vllm_`, `kl_estimator` is that of `replay.published.kl_terms`, and
+            `divergence_beta` that of `replay.distillation.divergence`.
         needs: those of the settings that the plain loss does not have. A function that has no parameter for one of them is
             not asked: the case is `not offered`. One that takes `case` looks here, and raises `NotOffered`.
         logps: (R, T), of the policy, in nats. With `with_torch` a tensor that requires a gradient.
-        old_logps, ref_logps, sampled_logps: (R, T), of the policy before the update, of the reference, and the sampler's own.
+        old_logps, ref_logps, sampled_logps: (R, T), of the policy before the update, of the reference (or the teacher, for
+            `distillation`), and the sampler's own.
             NaN where there is none: behind a row's end in some cases, or where the sampler gave none.
         advantages: (R,).
         mask: (R, T), 1 where a token counts in the loss.

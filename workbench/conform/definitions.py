@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from ..errors import ParameterError, did_you_mean
+from ..replay.distillation import divergence
 from ..replay.grpo_math import (
     Loss,
     LossRow,
@@ -102,6 +103,7 @@ DEFINITIONS = {
     ),
     "dppo": Definition({"loss_type": "dppo"}),
     "rloo": Definition({"loss_type": "rloo"}),
+    "distillation": Definition({"loss_type": "dapo", "divergence_beta": 1.0}),
     "grpo_advantages": Definition({"advantages": "grpo"}, of_rewards=True),
     "rloo_advantages": Definition({"advantages": "rloo"}, of_rewards=True),
     "gdpo_advantages": Definition({"advantages": "gdpo"}, of_rewards=True),
@@ -109,6 +111,7 @@ DEFINITIONS = {
 }
 _PLAIN = asdict(LossSettings(max_completion_length=LENGTH)) | {
     "kl_estimator": "k3",
+    "divergence_beta": None,
     "importance_sampling_mode": None,
     "importance_sampling_clip_min": None,
     "importance_sampling_clip_max": 3.0,
@@ -230,6 +233,8 @@ def _loss(rows: list[LossRow], settings: Mapping[str, Any], accumulation: int, i
         divisor = max(items, 1.0) * share * accumulation
         return dppo_loss(rows, settings["epsilon"], settings["epsilon"], average=divisor / len(rows))
     own = LossSettings(**{f.name: settings[f.name] for f in fields(LossSettings)})
+    if settings["divergence_beta"] is not None:
+        return _distilled(rows, token_weights(rows, own, accumulation, items, share), settings["divergence_beta"])
     if settings["kl_estimator"] == "k3" or not own.beta:
         return grpo_loss(rows, own, accumulation, items, share)
     loss = grpo_loss(rows, replace(own, beta=0.0), accumulation, items, share)
@@ -240,6 +245,26 @@ def _loss(rows: list[LossRow], settings: Mapping[str, Any], accumulation: int, i
         value += own.beta * float((weight * kl).sum())
         slopes.append(slope + own.beta * weight * by_logp)
     return Loss(value, slopes, loss.ratios)
+
+
+def _distilled(rows: list[LossRow], weights: list[np.ndarray], beta: float) -> Loss:
+    """The divergence from a teacher, `ref_logps`, over two outcomes: the sampled token, and all others together."""
+    value, slopes = 0.0, []
+    for row, weight in zip(rows, weights, strict=True):
+        counts = row.mask > 0
+        policy, teacher = _two_outcomes(row.logps[counts]), _two_outcomes(row.ref_logps[counts])
+        tokens, by_logits = divergence(policy, teacher, beta)
+        slope = np.zeros_like(weight)
+        # If the log-prob moves by 1, the logit of the token against that of the others moves by 1 / (1 - p).
+        slope[counts] = weight[counts] * by_logits[:, 0] / -np.expm1(row.logps[counts])
+        value += float((weight[counts] * tokens).sum())
+        slopes.append(slope)
+    return Loss(value, slopes, [])
+
+
+def _two_outcomes(logps: np.ndarray) -> np.ndarray:
+    """(T, 2): the log-prob of each token, and that of all others."""
+    return np.stack([logps, np.log(-np.expm1(logps))], axis=-1)
 
 
 def _advantages(rewards: np.ndarray, group: int, settings: Mapping[str, Any]) -> np.ndarray:

@@ -16,6 +16,7 @@ NAMES = {
     "icepop": "as decoupled_ppo, without the tokens whose weight is not in 0.5 to 5",
     "dppo": "the ratio to the sampler, without tokens whose probability moved more than epsilon",
     "rloo": "clipped, one ratio a row: the product of its tokens' ratios",
+    "distillation": "KL(policy || teacher) of a sampled token against all others, the mean over all tokens of the step",
     "grpo_advantages": "reward - mean of the group, divided by the group's standard deviation + 1e-4",
     "rloo_advantages": "reward - mean of the others of the group",
     "gdpo_advantages": "the rewards of each function normalized in the group, summed, normalized over the batch",

@@ -162,7 +162,10 @@ def _ask(function: Callable[..., Any], definition: str, question: Question) -> A
             continue
         if not isinstance(result, tuple | list) or len(result) != 2:
             kind = type(result).__name__
-            raise TypeError(f"returned {kind}: expected (value, slopes); a loss in torch goes through with_torch")
+            raise TypeError(
+                f"returned {kind}: expected (value, slopes), slopes the derivative of the loss by each of logps, of shape "
+                f"{(len(rows), numbers.shape[1])}; a function of tensors needs @with_torch, which takes the derivative"
+            )
         value += float(result[0]) / case.processes
         numbers[rows] += _shaped(result[1], (len(rows), numbers.shape[1]), "slopes") / case.processes
     return Answer(numbers) if of_rewards else Answer(numbers, value)
