@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from repros.frameworks.causes import cause_of
 from repros.frameworks.run import cases_of
 from tools.record import csv_next_to_page, csv_text, made_with, measured, table
+from workbench.conform.definitions import DEFINITIONS
 
 NAMES = {
     "trl": "TRL",
@@ -92,23 +93,35 @@ def row(framework: str, release: str, answers: dict, group: str) -> list[str] | 
         if cell["verdict"] == "wrong":
             cause = cause_of(framework, release, claim, case)
             said[f"{cause.kind}: {cause.text}" if cause else f"not read: {claim}, {case}"] += 1
+        if cell["verdict"] == "not offered":
+            said[f"not offered: {cell['says'].rstrip('.')}"] += 1
     if not counts:
         return None
     return [*(str(counts[verdict]) for verdict in VERDICTS), "; ".join(f"{text} ({n})" for text, n in said.items())]
+
+
+def not_asked(answers: dict) -> list[str]:
+    """The row of the definitions for which a framework has no function."""
+    names = ", ".join(name for name in DEFINITIONS if name not in answers)
+    return ["definitions without a function", *["0"] * len(VERDICTS), f"not asked: {names}"]
 
 
 def cases_csv() -> str:
     """Framework by group of cases by release; releases that answer the same are one row."""
     rows = []
     for name, releases in measured("conform")["frameworks"].items():
-        for group in (REST[0], *reversed(GROUPS), REST[1]):
+        for group in (REST[0], *reversed(GROUPS), REST[1], None):
             merged: dict[tuple[str, ...], list[str]] = {}
             for release, answers in releases.items():
-                if cells_of := row(name, release, answers, group):
-                    merged.setdefault(tuple(cells_of), []).append(release)
-            rows += [[NAMES[name], ", ".join(several), group, *of_row] for of_row, several in merged.items()]
+                if group is None:
+                    merged.setdefault(tuple(not_asked(answers)), []).append(release)
+                elif cells_of := row(name, release, answers, group):
+                    merged.setdefault((group, *cells_of), []).append(release)
+            rows += [[NAMES[name], ", ".join(several), *of_row] for of_row, several in merged.items()]
     for name, commit, loss, verdict in READ:
-        rows.append([name, f"{commit}, only read", "default loss", "", "", "", "", f"{loss}: {verdict}"])
+        rows.append(
+            [name, f"{commit}, only read", "default loss", *["not asked"] * len(VERDICTS), f"{loss}: {verdict}"]
+        )
     return csv_text(["framework", "release", "cases", *VERDICTS, "what is not the same (cases)"], rows)
 
 
@@ -144,6 +157,9 @@ def page() -> list[str]:
         "may prevent it. *Fault*: AsyncGRPO and AsyncDistillation take the mean of the micro-batches' means; in ms-swift a "
         "completion that no "
         "function scored has reward 0, and before 4.6.0 DAPO and CISPO were divided once more by the number of micro-batches.",
+        "",
+        "The index has one wheel of AReaL. TRL's asynchronous and distillation trainers are of 1.16.0 alone, because 1.15.0 takes "
+        "other tables.",
         "",
         *csv_next_to_page("conform.csv"),
         "",

@@ -236,4 +236,7 @@ def test_the_page_and_its_sheet_count_each_case_once():
             rows = [row for row in sheet if row["framework"] == title and release in row["release"].split(", ")]
             counted = sum(int(row[verdict]) for row in rows for verdict in frameworks.VERDICTS)
             assert counted == sum(len(run.cases_of(claim)) for claim in answers)
-    assert not [row for row in sheet if "not read" in row["what is not the same (cases)"]]
+    says = "what is not the same (cases)"
+    assert not [row for row in sheet if "not read" in row[says]]
+    assert not [row for row in sheet if "" in row.values() and (row["not offered"] != "0" or row["wrong"] != "0")]
+    assert all(("not offered: " in row[says]) == (row["not offered"] not in ("0", "not asked")) for row in sheet)

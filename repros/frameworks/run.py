@@ -63,7 +63,8 @@ def ask(name: str, folder: Path) -> dict[str, dict[str, Any]]:
         except ParameterError as error:  # no case has an answer
             if "raised" in str(error):
                 raise
-            others = {case: {"verdict": str(Verdict.NOT_OFFERED), "says": str(error)} for case in cases_of(definition)}
+            reason = str(error).partition(" has an answer: ")[2]
+            others = {case: {"verdict": str(Verdict.NOT_OFFERED), "says": reason} for case in cases_of(definition)}
             answers[definition] = {"same": 0, "others": others}
             continue
         same = len(report.of(Verdict.SAME))
