@@ -158,8 +158,8 @@ def page() -> list[str]:
         "completion that no "
         "function scored has reward 0, and before 4.6.0 DAPO and CISPO were divided once more by the number of micro-batches.",
         "",
-        "The index has one wheel of AReaL. TRL's asynchronous and distillation trainers are of 1.16.0 alone, because 1.15.0 takes "
-        "other tables.",
+        "The index has one wheel of AReaL. The adapters do not fit AsyncGRPO and Distillation of TRL 1.15.0: the first takes "
+        "other tables, the second imports its kernel inside of the loss.",
         "",
         *csv_next_to_page("conform.csv"),
         "",

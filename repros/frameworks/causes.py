@@ -48,7 +48,7 @@ CAUSES = (
     Cause(
         "trl_async_distillation",
         "fault",
-        "async_distillation_trainer.py:1737, 1738: divided by the tokens of a micro-batch, then by the number of "
+        "async_distillation_trainer.py:1737 of 1.16.0: divided by the tokens of a micro-batch, then by the number of "
         "micro-batches (#7206, mended by the open #7249)",
         ("*micro-batch*",),
     ),

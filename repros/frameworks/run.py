@@ -27,7 +27,7 @@ RELEASES = {
     "trl": ("1.16.0", "1.15.0"),
     "trl_async": ("1.16.0",),
     "trl_distillation": ("1.16.0",),
-    "trl_async_distillation": ("1.16.0",),
+    "trl_async_distillation": ("1.16.0", "1.15.0"),
     "verl": ("0.9.1", "0.9.0"),
     "openrlhf": ("0.11.2", "0.11.1"),
     "skyrl": ("0.3.0", "0.2.0"),
