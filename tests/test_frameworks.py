@@ -6,6 +6,7 @@ import doctest
 import io
 import subprocess
 import zipfile
+from fnmatch import fnmatch
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -15,10 +16,10 @@ import trl
 from conftest import ROOT
 
 from benchmarks import frameworks
-from repros.frameworks import ms_swift, run, wheels
+from repros.frameworks import ms_swift, reduced, run, wheels
 from repros.frameworks.causes import CAUSES, cause_of
 from tools.record import measured
-from workbench.conform import Case, NotOffered
+from workbench.conform import Case, NotOffered, conform_report
 
 STORED = measured("conform")["frameworks"]
 ANSWERS = [(name, release, answers) for name, releases in STORED.items() for release, answers in releases.items()]
@@ -207,6 +208,36 @@ def test_every_wrong_case_has_a_cause_that_was_read():
 
 def test_a_fault_is_reduced_to_lines_that_run():
     assert doctest.testmod(ms_swift) == (0, 5)
+    assert doctest.testmod(reduced) == (0, 7)
+
+
+def own_formulas():
+    """Framework and definition of each formula that conform has no name for -> the stored answers, by case."""
+    places = {}
+    for name, releases in STORED.items():
+        release, answers = next(iter(releases.items()))
+        for claim, case, cell in frameworks.cells(answers):
+            if cell["verdict"] == "wrong" and cause_of(name, release, claim, case).kind == "own formula":
+                places.setdefault((name, claim), {})[case] = cell
+    return places
+
+
+@pytest.mark.parametrize("name, claim", own_formulas())
+def test_a_reduced_formula_gives_the_stored_numbers(name, claim):
+    stored, reports = own_formulas()[name, claim], {}
+    for case, cell in stored.items():
+        place = next(place for place in reduced.ASKED if place[0] == name and fits(claim, case, *place[1:]))
+        if place not in reports:
+            reports[place] = {result.case: result for result in conform_report(reduced.ASKED[place], claim).results}
+        result = reports[place][case]
+        assert result.value == pytest.approx(cell["value"], rel=1e-4, abs=1e-6), case
+        if "slope" in cell:  # where two slopes differ by as much, rounding chooses the one that is stored
+            gap = abs(float(cell["slope"]) - cell["expected_slope"])
+            assert abs(result.slope - result.expected_slope) == pytest.approx(gap, rel=1e-3, abs=1e-6), case
+
+
+def fits(claim, case, claims, cases):
+    return fnmatch(claim, claims) and fnmatch(case, cases)
 
 
 def test_each_fault_has_a_text_for_its_maintainers_or_is_fixed():

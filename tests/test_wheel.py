@@ -90,6 +90,32 @@ def test_it_carries_the_toys_and_python_s_licence_as_they_are_in_the_checkout(pr
     assert found == {p.relative_to(data).as_posix(): p.stat().st_size for p in data.rglob("*") if p.is_file()}
 
 
+def test_a_loss_of_ones_own_is_asked_in_an_empty_folder(programs, tmp_path):
+    loss = """
+import numpy as np
+
+
+def grpo_loss(logps, old_logps, advantages, mask):
+    ratio, a = np.exp(np.where(mask > 0, logps - old_logps, 0)), advantages[:, None]
+    plain, limited = ratio * a, np.clip(ratio, 0.8, 1.2) * a
+    weight = mask / DIVISOR
+    return -(np.minimum(plain, limited) * weight).sum(), -np.where(plain <= limited, plain, 0) * weight
+"""
+    wrong, right = "np.maximum(mask.sum(), 1)", "np.maximum(mask.sum(1, keepdims=True), 1) / len(mask)"
+    (tmp_path / "wrong.py").write_text(loss.replace("DIVISOR", wrong))
+    (tmp_path / "right.py").write_text(loss.replace("DIVISOR", right))
+    pytest_command = (programs / "python", "-m", "pytest", "-p", "no:cacheprovider")
+    for module, code, said, tests in (
+        ("right", 0, "0 of 19 cases wrong", "19 passed, 19 skipped"),
+        ("wrong", 1, "divisor: the tokens of each micro-batch", "8 failed, 11 passed, 19 skipped"),
+    ):
+        asked = [programs / "workbench", "conform", f"{module}:grpo_loss", "--as", "grpo"]
+        tested = [*pytest_command, "--conform", f"{module}:grpo_loss", "--conform-as", "grpo"]
+        for command, text in ((asked, said), (tested, tests)):
+            done = subprocess.run([*map(str, command)], cwd=tmp_path, capture_output=True, text=True, timeout=300)
+            assert done.returncode == code and text in done.stdout, done.stdout + done.stderr
+
+
 @pytest.mark.rare
 def test_list_run_and_report_work_in_any_folder_and_leave_what_they_make_there(programs, tmp_path):
     listing = ran(programs / "workbench", "list", cwd=tmp_path)

@@ -34,6 +34,8 @@ def functions(wheel):
             filtering.upper, filtering.lower = float("inf") if limit is None else limit, low
             filtering.action = "mask" if action == "mask" else "clamp"
         if claim == "sapo":
+            if filtering is not None:
+                raise NotOffered("SAPO takes no weight of the sampler")
             taus = s["sapo_temperature_pos"], s["sapo_temperature_neg"]
             value = f.sapo_loss_fn(case.logps, case.old_logps, advantages, *taus, mask, level)[0]
         else:
