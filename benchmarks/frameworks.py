@@ -149,17 +149,15 @@ def page() -> list[str]:
         "# One definition, every framework",
         "",
         "[`workbench conform`](../how-to/conform.md) asked the losses in these wheels, as their trainers add them up, and "
-        "the advantages. In distillation the sampled token and all others together are the vocabulary.",
+        "the advantages. Distillation is asked over two outcomes: the sampled token, and all others.",
         "",
         *table(["newest release", *VERDICTS], frameworks),
         "",
         "*Own formula*: a choice that conform has no name for. *No guard*: NaN in, or no token left, and NaN out; a trainer "
-        "may prevent it. *Fault*: AsyncGRPO and AsyncDistillation take the mean of the micro-batches' means; in ms-swift a "
-        "completion that no "
-        "function scored has reward 0, and before 4.6.0 DAPO and CISPO were divided once more by the number of micro-batches.",
+        "may prevent it. *Fault*: TRL's asynchronous trainers take the mean of the micro-batches' means; in ms-swift a "
+        "completion that no function scored has reward 0, and before 4.6.0 two losses were divided once more.",
         "",
-        "The index has one wheel of AReaL. The adapters do not fit AsyncGRPO and Distillation of TRL 1.15.0: the first takes "
-        "other tables, the second imports its kernel inside of the loss.",
+        "AReaL has one wheel; AsyncGRPO and Distillation of TRL 1.15.0 do not fit the adapters.",
         "",
         *csv_next_to_page("conform.csv"),
         "",

@@ -655,10 +655,9 @@ def _replay(args) -> int:
 def _conform(args) -> int:
     """Ask any loss or advantages what their definition answers: same, other by choice, or wrong with the smallest case.
 
-    The function gets arrays by the names of its parameters: of a loss logps, old_logps, advantages, mask, total_tokens and
-    others, of advantages rewards and groups; the error for another name lists all. A loss returns its value and slopes, the
-    derivative by each of logps; @workbench.conform.with_torch gives it tensors and takes the slopes. Exit code 0: no case
-    is wrong, 1: one is, 2: unusable input, 3: the comparison could not finish.
+    The function gets arrays by its parameters' names, such as logps, advantages, mask; an error lists all. A loss returns value
+    and slopes by logps, or is @with_torch. Exit code 0: no case is wrong, 1: one is, 2: unusable input, 3: the comparison
+    could not finish.
 
     Example: workbench conform my_pkg.loss:policy_loss --as dapo
     """
