@@ -49,7 +49,7 @@ CAUSES = (
         "trl_async_distillation",
         "fault",
         "async_distillation_trainer.py:1737 of 1.16.0: divided by the tokens of a micro-batch, then by the number of "
-        "micro-batches (#7206, mended by the open #7249)",
+        "micro-batches (#7206, #7249)",
         ("*micro-batch*",),
     ),
     Cause("verl", "no guard", "core_algos.py:1175: over 0 tokens; its gradient is 0", ("all rows left out",)),
