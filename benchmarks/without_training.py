@@ -53,7 +53,7 @@ def page() -> list[str]:
     first = next(iter(rows.values()))
     cells = [[name, *row["summary"].values()] for name, row in rows.items()]
     return [
-        '<a id="ppo-without-training"></a>',
+        '<a id="ppo-without-a-stop-before-training"></a>',
         "",
         "## PPO without a stop, before training",
         "",
