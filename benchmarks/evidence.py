@@ -133,17 +133,24 @@ def arms() -> Iterator[list[str]]:
 
 
 def by_versions(made: Iterable[str]) -> list[str]:
-    """Put commits with the same versions into one text.
+    """Put commits with the same versions into one text, and those of a day together.
 
     Example:
-        >>> by_versions(["commit a, 2026-11-25, TRL 1.16.0", "commit b, 2026-11-26, TRL 1.16.0"])
-        ['commit a, 2026-11-25; commit b, 2026-11-26; TRL 1.16.0']
+        >>> a, b, c = (f"commit {name}, 2026-11-2{day}, TRL 1.16.0" for name, day in (("a", 5), ("b", 5), ("c", 6)))
+        >>> by_versions([a, b, c])
+        ['commits a, b, 2026-11-25; commit c, 2026-11-26; TRL 1.16.0']
     """
-    commits: dict[str, list[str]] = {}
+    days: dict[str, dict[str, dict[str, None]]] = {}  # versions -> date -> commits, each once
     for text in made:
         commit, _, versions = text.partition(", TRL ")
-        commits.setdefault(f"TRL {versions}", []).append(commit)
-    return ["; ".join([*dict.fromkeys(of_versions), versions]) for versions, of_versions in commits.items()]
+        name, _, date = commit.removeprefix("commit ").partition(", ")
+        days.setdefault(f"TRL {versions}", {}).setdefault(date, {})[name] = None
+    return ["; ".join([*(_of_a_day(*day) for day in of.items()), versions]) for versions, of in days.items()]
+
+
+def _of_a_day(date: str, commits: Iterable[str]) -> str:
+    names = list(commits)
+    return f"commit{'s' if len(names) > 1 else ''} {', '.join(names)}, {date}"
 
 
 def made_arms() -> list[str]:
@@ -217,7 +224,7 @@ def page() -> list[str]:
         *bf16_padding.page(measured("bf16_padding")),
         "## gemma-3-270m",
         "",
-        "Results of a base model of 268 M parameters, in November 2026, on one thread of a CPU. Its weights were a Q4_K_M",
+        "A base model of 268 M parameters, on one CPU thread. Its weights were a Q4_K_M",
         "quantisation, expanded to fp32 (Gemma Terms of Use). The programs are gone:",
         f"`git show {LAST}:benchmarks/real_weights/padding.py` shows one. Its trainings are [documented",
         "runs](baselines.md), `workbench-gemma-3-270m-...`. Names in italics are files in `data/measured/real_weights/`.",
@@ -229,7 +236,7 @@ def page() -> list[str]:
         f"without them, {bf16['explicit']:.3f} with them, and {bf16['control']:.3f} by another batch size alone (*padding*).",
         "",
         "Its trainings with the stop string `</answer>`: 60 steps each, LoRA, vLLM, TRL 1.16.0. They are in",
-        "`data/measured/stop_string.json`. Their program is gone: `git show 27f8652:benchmarks/stop_string.py`.",
+        "`data/measured/stop_string.json`. Program: `git show 27f8652:benchmarks/stop_string.py`.",
         "",
         *csv_next_to_page("gemma_stops.csv"),
         "",
