@@ -208,7 +208,7 @@ def test_every_wrong_case_has_a_cause_that_was_read():
 
 def test_a_fault_is_reduced_to_lines_that_run():
     assert doctest.testmod(ms_swift) == (0, 5)
-    assert doctest.testmod(reduced) == (0, 7)
+    assert doctest.testmod(reduced) == (0, 10)
 
 
 def own_formulas():

@@ -16,7 +16,7 @@ from workbench.conform.definitions import DEFINITIONS, Answer, answer_of
 from workbench.conform.names import NAMES
 from workbench.conform.questions import FILE, question_from
 
-LOSSES = tuple(name for name, d in DEFINITIONS.items() if not d.of_rewards and name != "distillation")
+LOSSES = tuple(name for name, d in DEFINITIONS.items() if not d.of_rewards and "divergence_beta" not in d.settings)
 CLIPPED = ("dapo", "grpo", "bnpo", "dr_grpo", "gspo", "luspo")
 BEHAVIOUR = ("decoupled_ppo", "icepop", "dppo")  # they take the sampler's own log-probs
 # Their divisor is the tokens of the step, however its rows are split.

@@ -14,6 +14,14 @@ operations that keep or make a NaN:
     nan
     >>> (torch.tensor([1.0, nan]) - torch.tensor([1.0, nan]).mean()).tolist()  # the mean of a group with a NaN
     [nan, nan]
+
+Two faults divide wrongly. A step of two micro-batches has one token of loss 1 and three of loss 0, so its mean is 0.25:
+
+    >>> first, second = torch.tensor([1.0]), torch.zeros(3)
+    >>> ((first.mean() + second.mean()) / 2).item()  # AsyncGRPO, AsyncDistillation: the mean of the micro-batches' means
+    0.5
+    >>> ((first.sum() + second.sum()) / 4 / 2).item()  # ms-swift 4.5.3: once more by the number of micro-batches
+    0.125
 """
 
 import torch

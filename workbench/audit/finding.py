@@ -11,7 +11,7 @@ from ..runs.files import jsonable
 
 
 class RuleVerdict(StrEnum):
-    """What a rule answers for a run."""
+    """The answer of a rule for a run."""
 
     FOUND = "found"
     """It saw what it looks for."""
@@ -22,7 +22,7 @@ class RuleVerdict(StrEnum):
 
 
 class Severity(StrEnum):
-    """How much what was found matters. The worst comes first."""
+    """The weight of a finding. The worst comes first."""
 
     PROBLEM = "problem"
     """The run does not do what it is for, or its numbers are wrong; the exit code becomes 1."""

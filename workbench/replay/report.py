@@ -15,10 +15,10 @@ from .formulas import formula_of, trl_line
 
 
 class StageVerdict(StrEnum):
-    """What is said of a stage."""
+    """The verdict on a stage of a step."""
 
     SAME = "same"
-    """What was used is what the definition gives."""
+    """The trainer used the numbers that the definition gives."""
     ROUNDING = "rounding"
     """They differ by no more than the dtype's rounding."""
     DIFFERENT = "different"
@@ -115,7 +115,7 @@ class CheckedRow:
     ratios: np.ndarray
     slopes: np.ndarray  # by which each token's log-prob moves the loss
     prompt: str = ""  # its text
-    number: int | None = None  # of the generated row, as stages name it; None: not known, or none was generated
+    number: int | None = None  # the stages' number of this row in its generation; None where it has none
 
 
 @dataclass(frozen=True)

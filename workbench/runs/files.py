@@ -22,7 +22,7 @@ from ..errors import RunError
 
 
 class State(StrEnum):
-    """Where a run is."""
+    """The state of a run."""
 
     QUEUED = "queued"
     """It waits for a process or for Slurm."""

@@ -244,7 +244,7 @@ def save_result(run: Run, results: Sequence[Result], numbers: Mapping[str, float
         durable=True,
     )
     if lock.holds(run.path):
-        (run.path / "audit.json").unlink(missing_ok=True)  # of what was here before
+        (run.path / "audit.json").unlink(missing_ok=True)  # an audit of an earlier execution
         set_status(run.path, "done")
         lock.let_go(run.path)
     return path

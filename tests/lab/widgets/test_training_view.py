@@ -164,7 +164,7 @@ def test_a_done_run_with_a_problem_has_no_tick(tmp_path):
     assert "\u2717 done: the run is complete. audit: problem zero-gradient<" in view.state.value
 
 
-def test_a_damaged_folder_is_told_and_does_not_end_the_view(run):
+def test_a_damaged_folder_is_named_and_does_not_end_the_view(run):
     view = watch(run, train=FakeTraining(run, 1), every=0.02)
     (run.path / "metrics.jsonl").write_text("no json\n")
     view.refresh()

@@ -1,4 +1,4 @@
-"""What a notebook or a program showed on SmolLM2 when it was recorded."""
+"""Recorded results of SmolLM2, of notebooks and of programs."""
 
 import difflib
 import html

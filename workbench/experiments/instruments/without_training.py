@@ -1,4 +1,4 @@
-"""What sampling without a stop costs before anything is trained: the same prompts, with EOS as the stop and without one."""
+"""The cost of sampling without a stop, before any training: the same prompts, with EOS as the stop and without one."""
 
 import time
 from collections.abc import Collection, Iterator, Sequence

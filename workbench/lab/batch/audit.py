@@ -49,7 +49,7 @@ def audit_done(runs: Sequence[Run]) -> None:
 
 
 def _expected_in(run: Run) -> dict[str, list[str]]:
-    """What the notebook of a run makes on purpose; nothing where there is no such notebook any more."""
+    """The findings that the notebook of a run expects; none where the notebook is gone."""
     try:
         return expected_findings(find_notebook(run.notebook))
     except (ParameterError, RunError):
