@@ -5,7 +5,7 @@
 
 On the toy: five rewards with a hack, the exact reward, and its placebos (random, shuffled, format). The exact and the random
 reward are trained with more seeds, `--healthy`, to count reports that should name nothing. On SmolLM2: sums, with the exact
-reward, a random one, and one that pays for the answer anywhere in the text. Each training answers held-out questions greedily
+reward, its placebos, and one that pays for the answer anywhere in the text. Each training answers held-out questions greedily
 before its first step and after its last. The trainings are in `--trainings`, and a second call goes on. `--first 3` leaves out
 seeds below 3. `--summary` trains nothing and counts the trainings that are finished.
 """
@@ -83,7 +83,8 @@ def smollm2_arms(steps: int) -> dict[str, Arm]:
     spec = StopSpec(stop=(STOP,))
     look = HeldOut(task_rows("sums", "test")[:ASKED], toy.exact, (0, steps), spec, LIMIT["smollm2"])
     options = {"callbacks": [look], "save_strategy": "no"}
-    rewards = {EXACT: toy.exact, "answer anywhere": number_in_text, "placebo random": placebo("random")(toy.exact)}
+    rewards = {EXACT: toy.exact, "answer anywhere": number_in_text}
+    rewards |= {f"placebo {kind}": placebo(kind)(toy.exact) for kind in PLACEBOS}
     return {name: Arm(recipe, reward, stops=spec, options=options) for name, reward in rewards.items()}
 
 
