@@ -74,7 +74,6 @@ def as_csv(curves, path):
 DOCUMENTED = {
     "rasbt-qwen3-0.6b-math-grpo-no-kl": ["collapse", "length-runaway"],  # as its source says
     "trl-5697-deepmath-grpo": ["no-learning"],  # reward 0 in all steps that were posted
-    "diqiuzhuanzhuan-qwen2-7b-gsm8k-math-gpg": ["length-runaway"],  # from 210 to 600 tokens when the reward has risen
     "jianghoucheng-opd": ["collapse"],  # one token each, and the lowest reward there is, from the fifth step on
     "workbench-smollm2-stops-number-words-stock-trl-masked": ["zero-gradient"],  # masked stops, see notebook 02
     "workbench-smollm2-stops-sums-stock-trl-masked": ["zero-gradient"],

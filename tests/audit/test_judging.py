@@ -47,6 +47,15 @@ def test_lengths_that_grow_tenfold_run_away_though_they_scatter():
     assert "e+0" not in found.says
 
 
+def test_growing_answers_warn_where_the_reward_may_have_risen():
+    rises = 0.4 + 0.2 * np.linspace(0, 1, 20) + 0.15 * np.random.default_rng(0).normal(size=20)
+    found = length_runaway(log(20, mean_length=lambda x: 10 + 90 * x, reward=rises))
+    assert (found.verdict, found.severity) == ("found", "warning")  # its interval holds 0, and a rise by half
+    constant = length_runaway(log(20, mean_length=lambda x: 10 + 90 * x, reward=0.5))
+    falls = length_runaway(log(20, mean_length=lambda x: 10 + 90 * x, reward=lambda x: 0.5 - 0.4 * x))
+    assert [constant.severity, falls.severity] == ["problem", "problem"]
+
+
 @pytest.mark.parametrize("sign", [{"mean_length": LENGTHS}, {"clipped_ratio": np.linspace(0, 0.5, 56)}])
 def test_nobody_who_runs_away_is_told_to_learn_faster(sign):
     assert "raise the learning rate" in no_learning(log(56, reward=SCATTER)).advice

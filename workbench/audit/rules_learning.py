@@ -2,6 +2,7 @@
 
 import numpy as np
 
+from ..curves.stats import Interval
 from ..logs.log import Log
 from .finding import FOUND, NOTE, PROBLEM, WARNING, Finding, absent, found, unknown
 from .rule import rule
@@ -92,8 +93,7 @@ def no_learning(log: Log) -> Finding:
         advice = "Look at the other findings first; else lower the learning rate, or train more seeds to be sure."
         advice = _not_where_tools_fail(log, _not_where_gradients_are_absurd(log, advice))
         return found(WARNING, says, advice, cause="falls", evidence=evidence)
-    noise = float(np.std(np.diff(reward[~np.isnan(reward)])) / np.sqrt(2))
-    if steps < _SURE or changed.high - changed.low > 3 * noise:
+    if not _is_narrow(changed, reward):
         says = f"The reward {by}; its 95% interval, {between}, holds 0."
         more = _not_where_gradients_are_absurd(log, "Train more steps, or more seeds.")
         return unknown(more, says, **evidence)
@@ -104,6 +104,22 @@ def no_learning(log: Log) -> Finding:
         advice += "Lower it, and read completions of the last steps."
     advice = _not_where_tools_fail(log, _not_where_gradients_are_absurd(log, advice))
     return found(WARNING, says, advice, evidence=evidence, notebook="05_grpo_docs_example")
+
+
+def _is_narrow(changed: Interval, reward: np.ndarray) -> bool:
+    """Say whether so many steps are so alike that an interval of their change which holds 0 shows no change."""
+    logged = reward[~np.isnan(reward)]
+    noise = float(np.std(np.diff(logged)) / np.sqrt(2))
+    return len(logged) >= _SURE and bool(changed.high - changed.low <= 3 * noise)
+
+
+def _surely_did_not_rise(reward: np.ndarray) -> bool:
+    """Say whether the reward is constant, fell, or shows no change, by a 95% interval; False where too few steps tell."""
+    changed = change(reward, level=0.95)
+    if changed is None:
+        return _is_constant(reward)
+    fell, may_be_flat = bool(changed.high < 0), bool(changed.low <= 0)
+    return fell or (may_be_flat and _is_narrow(changed, reward))
 
 
 def _not_where_tools_fail(log: Log, advice: str) -> str:
@@ -285,7 +301,8 @@ def spikes(log: Log) -> Finding:
 def length_runaway(log: Log) -> Finding:
     """Whether completions at least doubled in length while the reward did not rise.
 
-    How: 99% intervals of the changes of the length's logarithm and of the reward.
+    How: 99% intervals of the changes of the length's logarithm and of the reward. A problem only if the reward is constant, or
+    a 95% interval shows a fall, or no change over 40 steps or more; else a warning, since it may have risen.
     Wrong where: the task pays for long reasoning later than the log goes.
     """
     length, reward = log.metric("mean_length"), reward_of(log)
@@ -303,7 +320,8 @@ def length_runaway(log: Log) -> Finding:
     grown = change(reward)
     if grown is not None and grown.low > 0:
         return absent(f"Completions grew from {first:.4g} to {last:.4g} tokens, and the reward rose.", **evidence)
+    serious = _surely_did_not_rise(reward) and not ends_at_the_top(log)
     says = f"Completions grew from {first:.4g} to {last:.4g} tokens, and no rise of the reward is sure."
     advice = "Use a loss that does not favour length (loss_type='dr_grpo' or 'dapo'), or a length penalty."
-    severity, cost = WARNING if ends_at_the_top(log) else PROBLEM, {"tokens per completion": last - first}
-    return found(severity, says, advice, evidence=evidence, cost=cost)
+    cost = {"tokens per completion": last - first}
+    return found(PROBLEM if serious else WARNING, says, advice, evidence=evidence, cost=cost)
