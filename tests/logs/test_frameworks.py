@@ -95,6 +95,18 @@ CONSOLES = {
         ),
         {"step": [1, 2], "reward": [0.1, 0.2], "clipped_ratio": [0.5] * 2, "grad_norm": [2, 2]},
     ),
+    "AReaL, whose actor is called grpo_actor": (
+        "".join(
+            f"2026-01-01T10:00:00Z StatsLogger INFO: Epoch 1/1 Step {n}/9 Train step {n}/9 done.\n"
+            "2026-01-01T10:00:00Z ╒════════════════════════════╤═════════════╤══════════════════════════════╤════════════╕\n"
+            f"2026-01-01T10:00:00Z │ grpo_actor/task_reward/avg │  {n}.0000e-01 │ grpo_actor/no_eos_ratios/avg │ 5.0000e-01 │\n"
+            "2026-01-01T10:00:00Z │ grpo_actor/lr              │  1.0000e-06 │ grpo_actor/grad_norm         │ 0.0000e+00 │\n"
+            "2026-01-01T10:00:00Z │ grpo_actor/entropy/avg     │  3.0000e-01 │ grpo_actor/actor_loss/avg    │ -1.000e-04 │\n"
+            for n in (1, 2)
+        ),
+        {"step": [1, 2], "reward": [0.1, 0.2], "clipped_ratio": [0.5] * 2, "grad_norm": [0, 0], "entropy": [0.3] * 2,
+         "learning_rate": [1e-6] * 2, "loss": [-1e-4] * 2},
+    ),
     "tinker-cookbook": (
         "".join(
             f"               Step {n}\n┏━━━━━━━━━━━━━━━━━━━━━━┳━━━━━━━━━━┓\n┃ Metric               ┃ Value    ┃\n"

@@ -366,3 +366,19 @@ def test_a_training_that_trl_alone_saved_is_recorded(tmp_path):
     write_state(tmp_path / "mine" / "checkpoint-2", [{"step": 1, **LINE}])
     (tmp_path / "log.txt").write_text("{'loss': 0.0, 'reward': 0.0}\n" * 9)
     assert [log.name for log in recorded_logs(tmp_path)[0]] == ["mine"]
+
+
+@pytest.mark.parametrize(("counted", "steps"), [(0, [2, 5, 8]), (None, [1, 2, 3])])
+def test_the_lines_of_a_tracker_count_where_the_trainer_counts_none(tmp_path, counted, steps):
+    rows = [
+        {"_step": 3 * n + 2, "train/global_step": n + 1 if counted is None else counted, "reward": 0.1 * n}
+        for n in range(3)
+    ]
+    path = tmp_path / "history.jsonl"
+    path.write_text(
+        "".join(
+            json.dumps({"_step": row["_step"] - 1, "train/global_step": 0, "gpu": 1.0}) + "\n" + json.dumps(row) + "\n"
+            for row in rows
+        )
+    )
+    assert list(read(path).steps["step"]) == steps

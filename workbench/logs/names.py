@@ -33,19 +33,20 @@ NAMES: dict[str, tuple[str, ...]] = {
     "advantage_min": ("critic/advantages/min",),
     "advantage_max": ("critic/advantages/max",),
     "loss": ("loss", "Training Loss", "actor/pg_loss", "loss/policy_avg", "loss/mean", "policy_loss", "pg_loss", "actor_loss",
-             "act_loss", "policy/policy_loss", "ppo_actor/update/actor_loss/avg", "policy_avg"),
+             "act_loss", "policy/policy_loss", "ppo_actor/update/actor_loss/avg", "grpo_actor/actor_loss/avg", "policy_avg"),
     "value_loss": ("loss/value_avg", "critic/vf_loss", "critic_loss", "vf_loss", "value_loss", "policy/value_loss"),
     "grad_norm": ("grad_norm", "actor/grad_norm", "optim/grad_norm", "actor_grad_norm", "policy/grad_norm",
-                  "policy/raw_grad_norm", "ppo_actor/update/grad_norm"),
+                  "policy/raw_grad_norm", "ppo_actor/update/grad_norm", "grpo_actor/grad_norm"),
     "learning_rate": ("learning_rate", "lr", "actor/lr", "optim/lr", "actor_lr", "policy/policy_lr", "lr-pg_0",
-                      "ppo_actor/update/lr"),
+                      "ppo_actor/update/lr", "grpo_actor/lr"),
     "entropy": ("entropy", "actor/entropy", "actor/entropy_loss", "policy/entropy_avg", "optim/entropy", "entropy/all/mean",
-                "entropy_loss", "policy/policy_entropy", "ppo_actor/update/entropy/avg", "entropy_avg"),
+                "entropy_loss", "policy/policy_entropy", "ppo_actor/update/entropy/avg", "grpo_actor/entropy/avg",
+                "entropy_avg"),
     "kl": ("kl", "actor/kl_loss", "critic/kl", "actor/reward_kl_penalty", "objective/kl", "kl_divergence", "mean_kl", "kl_avg",
            "kl_loss", "kl_div", "kl_ref", "policy/policy_kl"),
     "clipped_ratio": ("completions/clipped_ratio", "response_length/clip_ratio", "rollout/truncated_ratio",
                       "rollout/truncated_rate", "rollout/truncated", "is_truncated/mean", "truncation",
-                      "ppo_actor/no_eos_ratios/avg"),
+                      "ppo_actor/no_eos_ratios/avg", "grpo_actor/no_eos_ratios/avg"),
     "mean_length": ("completions/mean_length", "completion_length", "response_length/mean", "response_length",
                     "avg_response_len", "rollout/response_len/mean", "rollout/response_length_mean",
                     "env/all/ac_tokens_per_turn", "generate/avg_num_tokens", "mean_gen_tokens_per_sample",
@@ -55,7 +56,8 @@ NAMES: dict[str, tuple[str, ...]] = {
                    "val/sequence_lengths_max", "num_output_tokens/max"),
     "mean_terminated_length": ("completions/mean_terminated_length",),
     "clip_region": ("clip_ratio/region_mean", "clip_ratio", "actor/pg_clipfrac", "policy/clipfrac_avg", "pg_clipfrac",
-                    "clip_fraction", "policy/ppo_clip_ratio", "ppo_actor/update/clip_ratio/avg", "clipfrac_avg"),
+                    "clip_fraction", "policy/ppo_clip_ratio", "ppo_actor/update/clip_ratio/avg", "grpo_actor/clip_ratio/avg",
+                    "clipfrac_avg"),
     "logp_difference": ("sampling/sampling_logp_difference/mean", "train/train_rollout_logprob_abs_diff",
                         "policy/rollout_train_logprobs_abs_diff_mean"),
     "probability_difference": ("training/rollout_probs_diff_mean",),
@@ -179,7 +181,7 @@ def steps_table(raw: pd.DataFrame, source: str) -> tuple[pd.DataFrame, pd.Series
         ({'step': [1.0, 2.0], 'reward': [1.0, 0.5]}, [2.0, 1.0], [])
     """
     raw = raw.rename(columns=str)
-    known = canonical(raw.columns)
+    known = _with_a_step_that_counts(raw, canonical(raw.columns))
     if not (_RL & set(known.values()) or _has_dead_steps(raw, known)):
         has = ", ".join(list(raw.columns)[:12]) or "no column"
         raise RunError(f"{source}: no reward, completion length or group metric in it, it has {has}; expected the log of "
@@ -215,6 +217,18 @@ def steps_table(raw: pd.DataFrame, source: str) -> tuple[pd.DataFrame, pd.Series
         ).last()  # of a step that is there twice the last value of each metric
     table = table.reset_index(drop=True)
     return table[[name for name in (*NAMES, *parts.values()) if name in table]], order, sorted(damage)
+
+
+def _with_a_step_that_counts(raw: pd.DataFrame, known: dict[str, str]) -> dict[str, str]:
+    """With W&B's own `_step` as the step where the trainer's is one number in all lines, as one is that nobody counts up."""
+    step = next((column for column, name in known.items() if name == "step"), None)
+    reward = next((column for column, name in known.items() if name == "reward"), None)
+    if step is None or reward is None or "_step" not in raw or not raw["_step"].is_unique:
+        return known
+    rewarded = raw[raw[reward].notna()]
+    if len(rewarded) < 3 or rewarded[step].nunique() > 1:
+        return known
+    return {"_step" if column == step else column: name for column, name in known.items()}
 
 
 def _has_dead_steps(raw: pd.DataFrame, known: dict[str, str]) -> bool:
