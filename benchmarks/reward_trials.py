@@ -185,8 +185,8 @@ def page() -> list[str]:
     return [
         "### Asked before a training",
         "",
-        f"`workbench reward` names {ours[0]} of {len(FAULTS)} faults and alarms on {ours[2]} of {len(HEALTHY)} healthy rewards;",
-        f"before these led to changes {before[0]} and {before[2]}. Others: {'; '.join(says)}.",
+        f"`workbench reward` names {ours[0]} of {len(FAULTS)} faults and alarms on {ours[2]} of {len(HEALTHY)} healthy",
+        f"rewards; before these led to changes {before[0]} and {before[2]}. Others: {'; '.join(says)}.",
         "",
         *csv_next_to_page("reward_trials.csv"),
         "",
