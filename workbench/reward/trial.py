@@ -483,7 +483,7 @@ class _Trial:
 
     def _scores_prompt(self, form: str, rights: list[str], wrongs: list[str]) -> bool:
         """Put right and wrong answers where prompts belong."""
-        prompts = [_fill(form, text) for text in (*rights, *wrongs)]
+        prompts: list[Any] = [_fill(form, text) for text in (*rights, *wrongs)]
         if self.chat:
             prompts = [[{"role": "user", "content": prompt}] for prompt in prompts]
         rows = [{**row, "prompt": prompt} for row, prompt in zip([*self.rows, *self.rows], prompts, strict=True)]
