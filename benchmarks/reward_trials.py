@@ -4,7 +4,8 @@
 
 The functions are in `rewards_to_try.py`; they were fixed before a tool was asked, and the tools' own cases had not been read,
 those of the workbench had. `--python` is the interpreter of an environment with reward-doctor, rewardlint, rewardprobe and
-gradecheck (Python 3.12); without it their stored answers stay. `--column` stores the workbench's answers under another name.
+gradecheck (Python 3.12); without it their stored answers stay. `--column` stores the workbench's answers under another name:
+*before* is the workbench of the commit that added the functions.
 
 A finding counts only if the tool does not have it for a healthy function, too. A fault is *named* if one says what `NAMED` has
 for it, *seen* if there are others alone. rewardprobe runs without the checks that need an API. gradecheck's attacks on
@@ -180,13 +181,16 @@ def page() -> list[str]:
     """Make the part of docs/evidence/false_alarms.md."""
     tools = measured("reward_trials")["tools"]
     ours, before = counts(tools[WORKBENCH]), counts(tools[BEFORE])
-    others = {tool: counts(column) for tool, column in tools.items() if tool in OTHERS and tool != "rewardlint"}
-    says = [f"{title(tool, tools[tool])} {named} and {false}" for tool, (named, _, false) in others.items()]
+    others = {tool: counts(tools[tool]) for tool in (IN_FORM, "rewardprobe", "gradecheck")}
+    says = [
+        f"{tool.replace(', in the form', ' in tags')} {named} and {false}" for tool, (named, _, false) in others.items()
+    ]
     return [
         "### Asked before a training",
         "",
-        f"`workbench reward` names {ours[0]} of {len(FAULTS)} faults and alarms on {ours[2]} of {len(HEALTHY)} healthy",
-        f"rewards; before these led to changes {before[0]} and {before[2]}. Others: {'; '.join(says)}.",
+        f"Of {len(FAULTS)} faulty reward functions, fixed before a tool was asked, `workbench reward` named {before[0]} and",
+        f"alarmed on {before[2]} of {len(HEALTHY)} healthy ones; after changes that this led to, {ours[0]} and {ours[2]}.",
+        f"Its cases had been known, the others' not: {', '.join(says)}.",
         "",
         *csv_next_to_page("reward_trials.csv"),
         "",
