@@ -33,6 +33,7 @@ import trl
 from peft import LoraConfig
 from transformers import AutoModelForCausalLM, AutoTokenizer, PrinterCallback
 
+from benchmarks.evidence import by_versions
 from tools.record import about, csv_next_to_page, csv_text, made_with, measured, parser, run_main, table, use_one_thread
 from workbench.audit.report import audit_run
 from workbench.curves.stats import share_interval
@@ -301,7 +302,7 @@ def provenance() -> list[tuple[str, str, str]]:
     """Say what made the results."""
     rows = measured("false_alarms")["rows"]
     by = "`python -m benchmarks.false_alarms --out data/measured/false_alarms.json`"
-    return [("trainings", by, text) for text in sorted({made_with(row) for row in rows.values()})]
+    return [("trainings", by, text) for text in by_versions(sorted({made_with(row) for row in rows.values()}))]
 
 
 def trainings_csv() -> str:
@@ -343,8 +344,7 @@ def page() -> list[str]:
         "",
         "- `lost precision` of an engine in bf16 next to a trainer in fp32.",
         "- `no-learning` at rates of 1e-5 and below, with LoRA 1e-4: the reward changed by less than it scatters, as most toys",
-        "  need more than 40 steps. That is nothing new where one knows that the run is short. LoRA was added after its result",
-        "  was seen: it moved log-probs by 0.01 nats, less than others at 1e-5.",
+        "  need more than 40 steps. LoRA, added after its result was seen, moved log-probs by 0.01 nats.",
         "- `zero-gradient` if most groups get no reward at all.",
         "",
         "What would be a true alarm was taken out: GPT-2 trains with `disable_dropout=True`, and on stock TRL with prompts of",
@@ -358,8 +358,8 @@ def page() -> list[str]:
         "",
         "The same trainings, but each sync sends the weights of the sync before. The probe names it in "
         f"{named} of {len(late)}, from the",
-        "second step on. In the others an update is smaller than the rounding of bf16 weights: the engine of a healthy",
-        "training has the same old weights, nothing can distinguish the two, and the probe answers `cannot tell`.",
+        "second step on. In the others an update is smaller than the rounding of bf16 weights: a healthy engine has the same",
+        "weights, and the probe answers `cannot tell`.",
         "",
         *csv_next_to_page("false_alarms.csv"),
         "",

@@ -168,7 +168,7 @@ def page() -> list[str]:
         "### After trainings that exploit it",
         "",
         f"A toy was trained on five rewards with a known hack, {result['steps']} steps each. The report named the hack first",
-        f"in {first} of {len(judged)} trainings; in {untold} it could not tell. Seeds 0 to 2 are notebook 11's.",
+        f"in {first} of {len(judged)} trainings; in {untold} it could not tell.",
         f"It named nothing in {silent} of {len(quiet)} with a reward that is {' or '.join(words)}.",
         *[f"Held-out, exact and {kind}. {says.split(';')[0]}." for kind, says in result["placebos"].items()],
         "",

@@ -25,6 +25,7 @@ from benchmarks import (
     public_logs,
     recorded_rewards,
     reward_report,
+    reward_trials,
     rule_rates,
     trl_tests,
 )
@@ -43,6 +44,7 @@ PAGES: dict[str, Callable[[], Iterable[str]]] = {
         *reward_report.page(),
         *hacked_rewards.page(),
         *recorded_rewards.page(),
+        *reward_trials.page(),
         *made_section(
             [
                 *false_alarms.provenance(),
@@ -50,6 +52,7 @@ PAGES: dict[str, Callable[[], Iterable[str]]] = {
                 *reward_report.provenance(),
                 *hacked_rewards.provenance(),
                 *recorded_rewards.provenance(),
+                *reward_trials.provenance(),
             ]
         ),
     ],
@@ -82,6 +85,7 @@ CSVS: dict[str, Callable[[], str]] = {
     "public_logs.csv": public_logs.logs_csv,
     "recorded_rewards.csv": recorded_rewards.runs_csv,
     "reward_report.csv": reward_report.rates_csv,
+    "reward_trials.csv": reward_trials.functions_csv,
     "smollm2.csv": evidence.smollm2_csv,
 }
 PARTS: dict[str, Callable[[], Iterable[str]]] = {

@@ -90,8 +90,7 @@ def page() -> list[str]:
     return [
         "### Trainings that others recorded",
         "",
-        f"Of {len(rows)} reports on public trainings, {right} were right when read by hand. The reading found a fault of the",
-        "report, now fixed: it took no answer from `107+172=279`.",
+        f"Of {len(rows)} reports on public trainings, {right} were right when read by hand.",
         "",
         *csv_next_to_page("recorded_rewards.csv"),
         "",

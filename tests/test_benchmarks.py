@@ -8,7 +8,7 @@ import subprocess
 import pandas as pd
 import pytest
 
-from benchmarks import divisor, dose, evidence, hacked_rewards, real, recorded_rewards, trl_tests
+from benchmarks import divisor, dose, evidence, hacked_rewards, real, recorded_rewards, reward_trials, trl_tests
 from tools import record
 from workbench.curves.documented import load_baseline
 from workbench.errors import RunError
@@ -219,3 +219,22 @@ def test_the_page_counts_trainings_that_cannot_be_judged_apart(monkeypatch):
     text = " ".join(hacked_rewards.page())
     assert "in 9 of 9 trainings; in 1 it could not tell" in text
     assert "nothing in 1 of 1 with a reward that is exact" in text
+
+
+def test_stored_trials_are_what_the_workbench_says_now():
+    stored = record.measured("reward_trials")["tools"][reward_trials.WORKBENCH]["rows"]
+    functions = [one for one in (*reward_trials.FAULTS, *reward_trials.HEALTHY) if one.__name__ != "takes_seconds"]
+    findings = {one.__name__: reward_trials.of_workbench(one) for one in functions}
+    now = reward_trials.column_of(findings, reward_trials.WORKBENCH, "")["rows"]
+    assert {name: row["verdict"] for name, row in now.items()} == {name: stored[name]["verdict"] for name in now}
+    assert [one.__name__ for one in reward_trials.HEALTHY if reward_trials.alarms(now[one.__name__])] == []
+
+
+def test_each_tool_was_asked_about_each_function():
+    functions = {one.__name__ for one in (*reward_trials.FAULTS, *reward_trials.HEALTHY)}
+    tools = record.measured("reward_trials")["tools"]
+    assert list(tools) == [reward_trials.WORKBENCH, reward_trials.BEFORE, *reward_trials.OTHERS]
+    assert all(column["rows"].keys() == functions for column in tools.values())
+    same = [[row["findings"] for row in tools[tool]["rows"].values()] for tool in ("rewardlint", "reward-doctor")]
+    assert same[0] == same[1]  # so the table has one of them
+    assert reward_trials.NAMED.keys() == {one.__name__ for one in reward_trials.FAULTS}

@@ -2,6 +2,7 @@
 
 import itertools
 import json
+import random
 import re
 
 import pandas as pd
@@ -74,6 +75,11 @@ def of_messages(completions, answer, **columns):
     return careful([message[0]["content"] for message in completions], answer)
 
 
+def near(text, answer):
+    number = tag(text)
+    return bool(number and number.isdigit() and answer) and abs(int(number) - int(answer)) < 3
+
+
 def last_number(text, answer, prompt, right):
     return int(re.findall(r"\d+", text)[-1]) == int(answer)
 
@@ -91,7 +97,47 @@ FAULTS = {
     "tags": (
         paid(lambda text, answer, prompt, right: "</answer>" in text),
         PROBLEM,
-        ["a right answer earns no more than a wrong one in any of 6 forms"],
+        [
+            "a right answer earns no more than a wrong one in any of 6 forms",
+            "it pays 1 for an answer tag, right or wrong",
+        ],
+    ),
+    "each tag": (
+        paid(lambda text, answer, prompt, right: len(re.findall(rf"<answer>{answer}</answer>", text))),
+        PROBLEM,
+        ["it pays more for the right answer 3 times: 3 instead of 1"],
+    ),
+    "a little for length": (
+        paid(lambda text, answer, prompt, right: right * (1 + min(0.2, len(text) / 1e4))),
+        WARNING,
+        ["it pays more for long nonsense before the right answer: 1.2 instead of 1"],
+    ),
+    "of the prompt": (
+        paid(lambda text, answer, prompt, right: tag(prompt) == answer),
+        PROBLEM,
+        ["it scores the prompt, not the completion"],
+    ),
+    "sign": (
+        paid(lambda text, answer, prompt, right: -right),
+        PROBLEM,
+        ["a right answer earns less than a wrong one in an answer tag: -1, and 0"],
+    ),
+    "near": (
+        paid(lambda text, answer, prompt, right: near(text, answer)),
+        WARNING,
+        ["it pays for a number nearby in 6 of 6"],
+    ),
+    "digits": (
+        paid(lambda text, answer, prompt, right: re.findall(r"\d+", tag(text) or "")[:1] == [answer]),
+        PROBLEM,
+        ["it pays for the number with the other sign in 6 of 6"],
+    ),
+    "None": (
+        lambda completions, answer, **columns: [
+            None if tag(t) is None else float(tag(t) == a) for t, a in zip(completions, answer, strict=True)
+        ],
+        WARNING,
+        ["it gives None for the bare answer; a box"],
     ),
     "half for the form": (
         paid(lambda text, answer, prompt, right: 0.5 * ("</answer>" in text) + right),
@@ -151,6 +197,41 @@ def test_a_function_that_draws_lots_is_named_and_nothing_that_follows():
     report = try_reward(lambda completions, **c: [float(next(numbers) % 7) for _ in completions], ROWS)
     assert "the same completions asked twice earn other rewards" in says(report, WARNING)
     assert "another order" not in str(report.findings)
+
+
+def half_at_random(completions, answer, numbers=random.Random(0), **columns):  # noqa: B008  # a state between calls
+    return [value / 2 + numbers.random() / 2 for value in careful(completions, answer)]
+
+
+def more_each_call(completions, answer, calls=itertools.count(), **columns):  # noqa: B008  # a state between calls
+    return [value + next(calls) / 50 for value in careful(completions, answer)]
+
+
+@pytest.mark.parametrize("reward", [half_at_random, more_each_call, less_the_mean])
+def test_what_the_call_decides_is_no_pay_for_a_wrong_answer(reward):
+    report = try_reward(reward, ROWS)
+    assert says(report, PROBLEM) == ""
+    assert "earn other rewards" in says(report, WARNING) or "earns another reward" in says(report, WARNING)
+
+
+def test_a_tenth_for_the_form_is_a_note_alone():
+    report = try_reward(paid(lambda text, answer, prompt, right: 1 if right else 0.1 * ("</answer>" in text)), ROWS)
+    assert says(report, PROBLEM) == "" and "whose `answer` is None" not in says(report, WARNING)
+    assert "earns 0.1, nothing 0: the form alone is paid" in says(report, NOTE)
+
+
+def test_a_row_without_any_score_is_a_note():
+    def of_sums(completions, answer, **columns):
+        return [None if a == "42" else value for a, value in zip(answer, careful(completions, answer), strict=True)]
+
+    report = try_reward(of_sums, ROWS)
+    assert says(report, NOTE) == "it gives None for all completions of 1 of 6 rows" and says(report, PROBLEM) == ""
+
+
+def test_of_a_slow_function_two_prompts_are_asked(monkeypatch):
+    monkeypatch.setattr("workbench.reward.trial._SLOW", -1.0)
+    report = try_reward(careful, ROWS)
+    assert says(report, NOTE).endswith("Only 2 of your prompts were asked") and says(report, PROBLEM) == ""
 
 
 async def asked_later(completions, answer, **columns):
