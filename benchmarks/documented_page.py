@@ -159,7 +159,7 @@ def page() -> list[str]:
         "## What a reward measured",
         "",
         "Runs that give reward and truncated share of each seed. Where their changes from step to step correlate near -1, and",
-        "at least as many completions are right as ended, the reward says little but whether a completion ended within the limit.",
+        "at least as many completions are right as ended, the reward says little but whether a completion ended in time.",
         "`workbench audit` names that from one log (`reward-is-ending`).",
         "",
         *ending_table(runs),
