@@ -1,5 +1,6 @@
 """Makes docs/evidence/real_weights.md and README's figure of what is stored; `python -m benchmarks.pages` writes them."""
 
+import csv
 import json
 import re
 from collections.abc import Iterable, Iterator
@@ -28,7 +29,26 @@ PROBLEMS = {
     "10_do_the_weights_move": "bf16 weights lose updates",
 }
 # How the result that is compared begins, where it is not the notebook's first.
-BEGINS = {"03_position_ids_and_padding": ("A monitor sees", "In training, pads")}
+BEGINS = {
+    "01_ppo_eos_stop": ("The untrained policy spends",),
+    "03_position_ids_and_padding": ("A monitor sees", "In training, pads"),
+}
+# Claims of a write-up -> the notebook that tests them, and why SmolLM2 has no row about one.
+TESTED_BY = {
+    "A0": ("01_ppo_eos_stop", "the notebook asks the toy alone"),
+    "A1": (
+        "02_grpo_custom_stops",
+        "what TRL hands to vLLM, whatever the model is; README's figure has the cost on SmolLM2",
+    ),
+    "A2": ("03_position_ids_and_padding", "SmolLM2's positions are rotary; models with learned ones were toys"),
+    "A3": ("04_duplicate_prompts", "no model is in it"),
+    "A4": ("05_grpo_docs_example", "not tried"),
+    "A5": ("07_one_step_recomputed", "arithmetic of one step, whatever the model is"),
+    "A6": ("08_who_moved_the_ratio", "not tried: the notebook trained toys alone"),
+    "A7": ("09_is_the_sampler_the_policy", "not tried: the notebook trained toys alone"),
+}
+ON_A_TOY = {"confirmed": "seen on a toy", "refuted": "not seen on a toy"}
+SEEN = {"seen on a toy": True, "not seen on a toy": False} | {"confirmed": True, "refuted": False}
 # SmolLM2 is expected to differ from the toy.
 DIFFERS = {"03_position_ids_and_padding": "no, as expected: SmolLM2's positions are rotary, the toy's are learned"}
 # A result about a published claim has the claim's words in its first line.
@@ -49,15 +69,63 @@ def toy_result(notebook: str) -> tuple[str, str]:
 
 def real_result(notebook: str) -> tuple[str, str]:
     """Return verdict and sentence of the same result on SmolLM2, with what the run was; empty where none is stored."""
-    stored = read_json(ROOT / "data" / "smollm2.json", {"rows": {}})["rows"].get(notebook, {"results": ()})
+    if notebook == "01_ppo_eos_stop":
+        return "confirmed", f"confirmed: {before_training()}"
+    stored = on_the_model(notebook)
     found = next((one for one in stored["results"] if one["says"].startswith(BEGINS.get(notebook, ""))), None)
-    if found is None:
-        return "", ""
-    size = ", ".join(
-        f"{name}: {stored['parameters'][name]}" for name in ("steps", "seeds") if name in stored["parameters"]
-    )
+    return ("", "") if found is None else (Result(**found).verdict, in_words(stored, found))
+
+
+def on_the_model(notebook: str) -> dict:
+    """Return what a notebook showed on SmolLM2: parameters and results; no results where nothing is stored."""
+    none = {"parameters": {}, "results": ()}
+    return read_json(ROOT / "data" / "smollm2.json", {"rows": {}})["rows"].get(notebook, none)
+
+
+def in_words(stored: dict, found: dict) -> str:
+    """Give verdict, sentence, size of the run and reason of a stored result."""
+    sizes = [f"{name}: {stored['parameters'][name]}" for name in ("steps", "seeds") if name in stored["parameters"]]
     result = Result(**found)
-    return result.verdict, f"{result.verdict}: {result.says} ({size}{'; ' + result.why if result.why else ''})"
+    return f"{result.verdict}: {result.says} ({'; '.join([', '.join(sizes), *filter(None, [result.reason])])})"
+
+
+def before_training() -> str:
+    """Say what the untrained model spends without a stop."""
+    (row,) = measured("without_training")["rows"].values()
+    batches = len(row["batches"]["longest"])
+    passes = row["summary"]["forward passes"]
+    return f"The untrained policy spends, in forward passes, {passes} (batches: {batches}, no training)"
+
+
+def claims_csv() -> str:
+    """Make claims_real.csv: each claim on a toy, on SmolLM2, by documented runs of others, and whether both models agree."""
+    with (ROOT / "docs" / "evidence" / "claims.csv").open(encoding="utf-8", newline="") as file:
+        rows = [_three_ways(claim) for claim in csv.DictReader(file)]
+    return csv_text(["id", "published claim", "toy", "SmolLM2", "documented runs of others", "agree"], rows)
+
+
+def _three_ways(claim: dict[str, str]) -> list[str]:
+    notebook, why_not = TESTED_BY[claim["id"].partition(".")[0]]
+    stored = on_the_model(notebook)
+    about = [one for one in stored["results"] if one["claim"] == claim["id"]]
+    real = [in_words(stored, one) for one in about]
+    verdicts = {Result(**one).verdict for one in about}
+    if claim["id"] == "A0.2":
+        real.insert(0, f"confirmed: {before_training()}")
+    if claim["id"] in ("A2.2", "A2.3"):
+        changes = measured("bf16_padding")["summary"].items()
+        real = [f"not comparable: in bf16, {'; '.join(f'{way}: {says}' for way, says in changes)} nats (30 texts)"]
+    verdict = claim["on the installed version"]
+    toy = f"{verdict}: {claim['measured']}" if claim["measured"] else f"{verdict}: it needs 8 GPUs for a day"
+    pair = [SEEN.get(verdict), *(SEEN.get(one) for one in verdicts)]
+    if not real:
+        agree = "SmolLM2 was not asked"
+    elif None in pair or len(pair) < 2:
+        agree = "one of the two verdicts is open"
+    else:
+        agree = "yes" if len(set(pair)) == 1 else "no"
+    others = ", ".join(drawn_by(notebook)) or "no curve with numbers"
+    return [claim["id"], claim["published claim"], toy, "; ".join(real) or f"none: {why_not}", others, agree]
 
 
 def drawn_by(notebook: str) -> list[str]:
@@ -112,7 +180,8 @@ def problems() -> Iterator[list[str]]:
         seen = seen or "not recorded"
         others = ", ".join(f"`{name}`" for name in drawn_by(notebook)) or "no curve with numbers"
         link = f"[{problem}](../../notebooks/{notebook}.ipynb)"
-        yield [link, f"{verdict}: {says}" if says else verdict, seen, agree, others]
+        word = ON_A_TOY.get(verdict, verdict)
+        yield [link, f"{word}: {says}" if says else word, seen, agree, others]
 
 
 def arms() -> Iterator[list[str]]:
@@ -201,17 +270,16 @@ def page() -> list[str]:
     return [
         "# What was seen on real weights",
         "",
-        "Does each problem also show on a real model? **Toy** is a model of at most 0.65 M parameters, as in the committed",
+        "**Toy** is a model of at most 0.65 M parameters, as in the committed",
         "outputs of each notebook. **SmolLM2** is SmolLM2-135M-Instruct (135 M parameters, Apache-2.0), trained by the same",
         "notebooks with `-p model=smollm2` (`make real`). Everything ran on CPUs, nothing on a GPU.",
         "",
         *table(head, problems()),
         "",
         "*Agree* compares two verdicts: that of the toy's sentence, and for stop strings whether the interval on SmolLM2 lies",
-        "above 0 (if it holds 0, that is inconclusive), for the others the verdict of the same sentence on SmolLM2. The",
-        "documented runs have other models and tasks; the notebook draws them next to its own.",
+        "above 0 (if it holds 0, that is inconclusive), for the others the verdict of the same sentence on SmolLM2.",
         "",
-        "`make real` takes many hours on a CPU. Held-out questions are 44 for each task.",
+        "Held-out questions are 44 for each task.",
         "",
         "## Trainings of SmolLM2",
         "",

@@ -76,6 +76,7 @@ CSVS: dict[str, Callable[[], str]] = {
     "error_rates.csv": error_rates.seeds_csv,
     "error_rates_controls.csv": error_rates.trainings_csv,
     "false_alarms.csv": false_alarms.trainings_csv,
+    "claims_real.csv": evidence.claims_csv,
     "gemma.csv": evidence.gemma_csv,
     "gemma_stops.csv": evidence.gemma_stops_csv,
     "gpu.csv": gpu.settings_csv,

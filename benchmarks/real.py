@@ -9,6 +9,7 @@ the file has of the same recipe, perhaps from another machine, stay in it.
 """
 
 import argparse
+import re
 from pathlib import Path
 
 import numpy as np
@@ -41,6 +42,19 @@ TASKS |= {
 }  # files of notebook 04
 MOST = 80  # points of a curve
 PLACES = ("", "arms/", "trained/")  # where a run's folder has its arms
+MODEL = "smollm2"  # the parameter of the runs that are stored
+# How results begin that are about toys or about TRL, whatever model a run trains: they would stand under the model's name.
+OF_OTHERS = {
+    "03_position_ids_and_padding": (
+        "Llama and Qwen are",
+        "Pads move Llama and Qwen",
+        "Pads move a random GPT-2",
+        "Pads move a value",
+        "{} of ratios lie",
+        "Scoring without position ids",
+    ),
+    "04_duplicate_prompts": ("The report finds",),
+}
 
 
 def finished(run: Path) -> dict[str, dict[int, Run]]:
@@ -166,9 +180,22 @@ def looks(folder: Path) -> pd.Series:
     return rows.groupby("step")["reward"].mean()
 
 
+def of_model(notebook: str, says: str) -> bool:
+    """Say whether a sentence of a notebook is about the model that the run trains."""
+    begins = OF_OTHERS.get(notebook, ())
+    return not any(re.match(re.escape(start).replace(r"\{\}", r"\S+"), says) for start in begins)
+
+
 def results(run: Path, environment: dict) -> dict:
-    """What a finished run of a notebook says: its parameters, its results, its minutes, and what made them."""
-    own = ("seed", "model", "out_dir", "interactive")
+    """What a finished run of a notebook says of its model: parameters, results, minutes, and what made them.
+
+    Raises:
+        RunError: the run is of another model.
+    """
+    model, notebook = Run(run).params.get("model"), Run(run).notebook
+    if model != MODEL:
+        raise RunError(f"{run}: model={model!r}; expected model={MODEL!r}, whose results data/smollm2.json holds")
+    own = ("seed", "out_dir", "interactive")
     parameters = {key: value for key, value in read_json(run / "params.json", {}).items() if key not in own}
     if parameters.get("comparisons") is False:  # the seeds are those of the comparisons
         parameters["seeds"] = 1
@@ -177,6 +204,7 @@ def results(run: Path, environment: dict) -> dict:
     said = [
         {key: one[key] for key in ("says", "holds", "why", "claim")}
         for one in read_json(run / "result.json", {})["results"]
+        if of_model(notebook, one["says"])
     ]
     kept = {
         key: environment[key]

@@ -90,6 +90,7 @@ def test_trls_tests_are_counted_by_outcome_and_commit(tmp_path, monkeypatch):
     assert "version\n9.9" in text and "| passed on TRL's trainers alone | 1 |" in text
 
 
+MANY = {"comparisons": False, "seeds": 5}
 ONE = {"comparisons": False, "seeds": 1}  # the seeds are those of the comparisons, which were left out
 
 
@@ -108,14 +109,17 @@ def test_a_real_run_is_documented_by_its_finished_seeds(tmp_path, monkeypatch, c
         asked = [{"step": n, "reward": right} for n in (0, 2) for right in (0.0, float(n > 0))]
         write_text(folder / real.FILE, "".join(json.dumps(line) + "\n" for line in asked))
     write_json(tmp_path / "run" / "env.json", record.about())
-    write_json(tmp_path / "run" / "params.json", {"seed": 3, "steps": 2, "comparisons": False, "seeds": 5})
+    write_json(tmp_path / "run" / "params.json", {"seed": 3, "model": "smollm2", "steps": 2, **MANY})
     save_result(Run(tmp_path / "run"), [Result("it rises", True)])
     call = ["real", str(tmp_path / "run"), "--name", "trial", "--out", str(tmp_path)]
     monkeypatch.setattr("sys.argv", call)
     real.main()
     assert "seed-1: not finished, left out" in capsys.readouterr().out
     (stored,) = read_json(tmp_path / "smollm2.json", {})["rows"].values()
-    assert (stored["parameters"], stored["results"][0]["says"]) == ({"steps": 2} | ONE, "it rises")
+    assert (stored["parameters"], stored["results"][0]["says"]) == ({"model": "smollm2", "steps": 2} | ONE, "it rises")
+    write_json(tmp_path / "run" / "params.json", {"model": "starter"})
+    with pytest.raises(RunError, match="model='starter'; expected model='smollm2'"):
+        real.main()
     monkeypatch.setenv("WORKBENCH_BASELINES", str(tmp_path / "baselines"))
     made = load_baseline("workbench-smollm2-trial-sums-stock-trl-masked")
     assert (made.seeds, made.recorded["arm"]) == (1, "stock TRL, masked")

@@ -113,3 +113,19 @@ def test_a_claim_with_several_results_has_them_counted(tmp_path):
     one, both = (by_id(tmp_path / name)["A0.2"] for name in ("one", "both"))
     assert (one.verdict, both.verdict) == ("seen on a toy", "in part: 1 seen on a toy, 1 inconclusive")
     assert both.measured == "3.3 x forward passes; 1.2 (0.8 to 1.7) x the seconds (its interval holds 1)"
+
+
+def test_a_claim_of_a_write_up_does_not_stand_under_a_threads_name():
+    claims_known = load_claims()
+    assert claims_known["A0.2"].source == "write-up of https://github.com/huggingface/trl/issues/2387"
+    assert (
+        "(write-up of trl#2387)" in str(claims_known["A0.2"]) and "(write-up of <a " in claims_known["A0.2"].as_html()
+    )
+    assert claims_known["A5.3"].source == "https://github.com/huggingface/trl/issues/6439"
+
+
+def test_no_claim_lacks_a_real_cell_or_its_reason():
+    with (claims.PAGE.parent / "claims_real.csv").open(encoding="utf-8", newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert [row["id"] for row in rows] == list(load_claims())
+    assert all(cell for row in rows for cell in row.values())

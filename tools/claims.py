@@ -139,7 +139,7 @@ def check_tested(rows: Sequence[Row], folder: Path | None) -> None:
 
 def as_csv(rows: Sequence[Row]) -> str:
     """The sheet as CSV: a row for each claim."""
-    head = ["id", "published claim", "write-up of", "on the installed version", "scale", "measured"]
+    head = ["id", "published claim", "source", "on the installed version", "scale", "measured"]
     return csv_text([*head, "true when it was reported?", "command"], map(_cells, rows))
 
 
@@ -147,7 +147,7 @@ def _cells(row: Row) -> list[str]:
     claim = row.claim
     measured = (row.verdict, row.scale, row.measured, claim.when_reported)
     command = f"`{_cell(row.command)}`" if row.command else ""
-    return [row.id, _cell(claim.words), " ".join(claim.links.values()), *map(_cell, measured), command]
+    return [row.id, _cell(claim.words), claim.source, *map(_cell, measured), command]
 
 
 def _cell(text: str) -> str:

@@ -64,7 +64,7 @@ def trend(curve: Curve) -> Verdict:
 
     Example:
         >>> rising = Curve("a", range(1, 41), [n / 40 + 0.1 * (-1) ** n for n in range(40)], "points", low=-1, high=2)
-        >>> trend(rising).word, trend(Curve("b", range(1, 41), [0.5, 0.6] * 20, "points", low=0, high=1)).word
+        >>> trend(rising).word, trend(Curve("b", range(1, 41), [0.5, 0.55] * 20, "points", low=0, high=1)).word
         ('rises', 'flat')
     """
     y = curve.y[np.isfinite(curve.y)]

@@ -16,17 +16,32 @@ from .files import jsonable, write_json
 from .run import Run, set_status
 from .text import html_table
 
+WRITE_UP = "write-up of "
+
 
 @dataclasses.dataclass(frozen=True)
 class Claim:
-    """A published claim: its words, whether it was true when it was reported, and its threads as `owner/name#number`."""
+    """A published claim: its words, whether it was true when it was reported, and its threads as `owner/name#number`.
+
+    With `write_up` the words are those of a write-up about the threads, which do not make each claim themselves.
+    """
 
     words: str
     when_reported: str
     threads: tuple[str, ...]
+    write_up: bool = False
 
     def __str__(self) -> str:
-        return f'the claim "{self.words}" ({", ".join(map(_short, self.threads))})'
+        return f'the claim "{self.words}" ({self._of}{", ".join(map(_short, self.threads))})'
+
+    @property
+    def _of(self) -> str:
+        return WRITE_UP if self.write_up else ""
+
+    @property
+    def source(self) -> str:
+        """The addresses of the threads, and whether a write-up of them makes the claim."""
+        return self._of + " ".join(self.links.values())
 
     @property
     def links(self) -> dict[str, str]:
@@ -37,7 +52,7 @@ class Claim:
         """Quote the words, with a link to each thread."""
         words = re.sub("`(.+?)`", r"<code>\1</code>", html.escape(self.words))
         links = ", ".join(f'<a href="{html.escape(to)}">{html.escape(name)}</a>' for name, to in self.links.items())
-        return f"<q>{words}</q> ({links})"
+        return f"<q>{words}</q> ({self._of}{links})"
 
 
 def _short(thread: str) -> str:
@@ -48,10 +63,12 @@ def _short(thread: str) -> str:
 def load_claims() -> dict[str, Claim]:
     """Claim id -> claim, of `data/claims.json` and `data/claim_sources.json`."""
     known, threads = _read("claims.json"), _read("claim_sources.json")["threads"]
-    return {
-        name: Claim(one["claim"], one["when_reported"], tuple(threads.get(name) or threads[name.partition(".")[0]]))
-        for name, one in known.items()
-    }
+    claims = {}
+    for name, one in known.items():
+        article = name.partition(".")[0]
+        own = threads.get(name)  # a claim of a thread; a write-up's claims share its threads
+        claims[name] = Claim(one["claim"], one["when_reported"], tuple(own or threads[article]), write_up=own is None)
+    return claims
 
 
 def claim_titles() -> dict[str, str]:
@@ -213,9 +230,9 @@ def show_results(results: Iterable[Result]) -> ResultTable:
     """Show results as a table at the end of a cell, each next to the words of its claim. The table is a sequence of them.
 
     Example:
-        >>> show_results([Result("12 of 16 completions hold the id, 0 tokens follow", False, claim="A1.1")])
-        refuted: the claim "GRPO should stop right after `<search>`; with `stop_token_ids` set it does not" (trl#3425)
-            12 of 16 completions hold the id, 0 tokens follow
+        >>> show_results([Result("The loss is that of its definition", False, claim="A5.3")])
+        refuted: the claim "With `mask_truncated_completions` the tokens that are left out still divide the loss" (trl#6439)
+            The loss is that of its definition
     """
     return ResultTable(results)
 

@@ -7,10 +7,21 @@ import re
 import pytest
 from conftest import NOTEBOOKS, ROOT
 
-from workbench.experiments.instruments.real_model import FILE, measured_on_smollm2, on_smollm2
+from benchmarks.real import OF_OTHERS, of_model
+from workbench.experiments.instruments import real_model
+from workbench.experiments.instruments.real_model import FILE, NAMES, measured_on_smollm2, on_smollm2
 from workbench.runs.results import Result
 
 ROWS = json.loads((ROOT / "data" / FILE).read_text())["rows"]
+
+
+MADE = {"environment": {"packages": {"trl": "1.16.0"}, "git_commit": "0123456", "date": "", "cores": 2}, "minutes": 1}
+
+
+def _shown(rows: dict, name: str, results: list[Result]) -> str:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(real_model, "read_json", lambda *_: {"rows": rows})
+        return on_smollm2(name, results).data
 
 
 def test_verdicts_stand_next_to_each_other():
@@ -46,3 +57,27 @@ def test_a_stored_result_is_shown_with_its_commit_and_machine():
     made = stored["environment"]
     assert made["git_commit"][:7] in page and made["cpu"] in page and stored["unit"] in page
     assert measured_on_smollm2("no_such") == "No result of benchmarks/no_such.py is stored."
+
+
+@pytest.mark.parametrize("name", ROWS)
+def test_each_row_names_the_model_of_its_run(name):
+    row = ROWS[name]
+    assert NAMES[row["parameters"]["model"]] in on_smollm2(name, []).data
+    assert all(of_model(name, one["says"]) for one in row["results"])
+
+
+@pytest.mark.parametrize("name", OF_OTHERS)
+def test_sentences_about_toys_are_known_by_a_notebooks_words(name):
+    cells = json.loads(next(path for path in NOTEBOOKS if path.stem == name).read_text())["cells"]
+    code = "".join("".join(cell["source"]) for cell in cells if cell["cell_type"] == "code")
+    assert all(f'"{begin} ' in code for begin in OF_OTHERS[name])
+    assert not of_model("03_position_ids_and_padding", "58% of ratios lie outside 0.8 to 1.2, 0% with position ids.")
+    assert of_model(name, "In training, pads move the log-probs of smollm2 by 6e-05 nats: by rounding.")
+
+
+def test_a_sentence_of_another_measure_has_no_verdict_here():
+    says = "For one reward it takes 1.3 (0.79 to 2.3) times as many, scored up to EOS"
+    other = Result("With a stop the reward up to EOS ends 3 (-4.1 to 10) higher, scored up to EOS", True)
+    rows = {"01": {"parameters": {"model": "smollm2"}, "results": [{"says": says, "holds": False}]} | MADE}
+    shown = re.findall("<td[^>]*>(.*?)</td>", _shown(rows, "01", [other]))
+    assert shown == ["", "failed", says]

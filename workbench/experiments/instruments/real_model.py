@@ -13,6 +13,8 @@ from ...runs.results import NOT_RUN, Result, results_of
 from ...runs.text import html_table
 
 FILE = "smollm2.json"
+NAMES = {"smollm2": "SmolLM2-135M-Instruct"}  # a run's parameter `model` -> the model's name
+ALIKE = 0.9  # of the letters of two sentences, apart from numbers, are the same: one was only punctuated anew
 MEASURED = "measured"  # the folder of what the programs of benchmarks/ stored
 
 
@@ -20,23 +22,23 @@ def on_smollm2(notebook: str, results: Sequence[Result]) -> HTML | str:
     """Show what a notebook showed on SmolLM2-135M-Instruct: each sentence with its verdict there and here, as a table.
 
     Sentences of two runs are about the same thing if they are alike apart from their numbers. Left out are those that have the
-    same words and verdict in both, such as sentences about other models, and what was not run there.
+    same words and verdict in both, and what was not run there. Sentences about other models are not stored (`benchmarks.real`).
 
     Args:
         notebook: its name, such as `04_duplicate_prompts`.
         results: those of this run.
 
     Returns:
-        A table that shows itself, with steps, seeds, rate, TRL, commit, date and minutes in its caption; a sentence where
-        nothing is recorded.
+        A table that shows itself, with the run's model, steps, seeds, rate, TRL, commit, date and minutes in its caption; a
+        sentence where nothing is recorded.
     """
     row = read_json(packaged("data") / FILE, {})["rows"].get(notebook)
     if row is None:
         return "No run of this notebook on SmolLM2 is recorded."
-    verdicts = {re.sub(r"[\d.+-]+", "", one.says): one.verdict for one in results}
+    verdicts = {_words(one.says): one.verdict for one in results}
     shared, lines = {(one.says, one.verdict) for one in results}, []
     for there in results_of(row):
-        alike = difflib.get_close_matches(re.sub(r"[\d.+-]+", "", there.says), verdicts, n=1)
+        alike = difflib.get_close_matches(_words(there.says), verdicts, n=1, cutoff=ALIKE)
         if (there.says, there.verdict) not in shared and not there.why.startswith(NOT_RUN):
             here = verdicts[alike[0]] if alike else ""
             says = f"{there.says} ({there.why})" if there.why else there.says
@@ -48,8 +50,14 @@ def on_smollm2(notebook: str, results: Sequence[Result]) -> HTML | str:
         if name in row["parameters"]
     ]
     about += [f"TRL {made['packages']['trl']}", f"commit {made['git_commit'][:7]}", made["date"]]
-    caption = f"SmolLM2-135M-Instruct ({', '.join(about)}); {row['minutes']} minutes on {made['cores']} CPU cores"
+    model = NAMES[row["parameters"]["model"]]
+    caption = f"{model} ({', '.join(about)}); {row['minutes']} minutes on {made['cores']} CPU cores"
     return HTML(html_table(lines, ("here", "SmolLM2", "what SmolLM2 shows"), caption))
+
+
+def _words(says: str) -> str:
+    """Take the numbers out of a sentence."""
+    return re.sub(r"[\d.+-]+", "", says)
 
 
 def measured_on_smollm2(name: str) -> HTML | str:
