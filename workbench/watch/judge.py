@@ -359,10 +359,15 @@ class Judge:
             return Stage("reference", "cannot tell", "the reference is an adapter of its own")
         used = np.concatenate([row.ref_logps for row, *_ in rows])
         stage = self._close("reference", used, np.concatenate(alone), "the reference gives a row alone other log-probs")
-        if stage.verdict == "different" or self.step.begun or getattr(self.trainer, "ref_model", None) is None:
+        if stage.verdict == "different" or getattr(self.trainer, "ref_model", None) is None:
             return stage
         # TRL loads it from the path in the model's config, which need not have the weights that the model was given.
         policy = np.concatenate([self.alone[text_key(prompt, ids)].logps for _, prompt, ids in rows])
+        if self.step.begun:
+            if self.step.settings.get("sync_ref_model") or not np.array_equal(np.concatenate(alone), policy):
+                return stage
+            cause = "after updates the reference still is the policy: it follows it, or the weights have not moved"
+            return replace(stage, verdict="cannot tell", cause=cause)
         start = self._close(
             "reference", np.concatenate(alone), policy, "it is not the model that the training starts from"
         )
