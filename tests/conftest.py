@@ -69,14 +69,28 @@ def pytest_configure(config) -> None:
     config.pluginmanager.register(whole_run.DocstringsWithoutPPO())
 
 
+def stands_for_others(item, params: dict, options: set[tuple[str, str]]) -> bool:
+    """Whether a configuration is tried from day to day: of each option GRPO's first case. Compiling takes as long as ten.
+
+    `options`: the options of a test that were met, to which this one's is added.
+    """
+    if params.get("kind", "GRPO") != "GRPO":
+        return False
+    if "case" not in params:
+        return True
+    option = item.originalname, item.callspec.id.partition("-")[0]
+    first = option not in options
+    options.add(option)
+    return first and option[1] != "compile"
+
+
 def pytest_collection_modifyitems(items) -> None:
     """Of tests for each trainer, those of PPO are skipped where the installed TRL has none: from 1.13 on."""
     whole_run.order(items)
+    options: set[tuple[str, str]] = set()
     for item in items:
         params = getattr(getattr(item, "callspec", None), "params", {})
-        # Of the configurations, GRPO stands for the other trainers from day to day. Compiling takes as long as ten others.
-        seldom = params.get("kind", "GRPO") != "GRPO" or "[compile-" in item.name
-        if seldom and item.path.stem.startswith("test_configurations"):
+        if item.path.stem.startswith("test_configurations") and not stands_for_others(item, params, options):
             item.add_marker("rare")
         if not HAS_PPO and any(isinstance(value, str) and value == "PPO" for value in params.values()):
             item.add_marker(pytest.mark.skip(reason="this TRL has no PPOTrainer"))

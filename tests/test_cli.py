@@ -335,6 +335,7 @@ NOBODY = ["setpriv", "--reuid=54321", "--clear-groups"]
 NOBODY += [f"--{caps}-caps=+dac_override,+dac_read_search" for caps in ("inh", "ambient")]
 
 
+@pytest.mark.rare
 @pytest.mark.slow
 def test_a_user_without_a_name_and_without_a_home_runs_and_reports(tmp_path):
     """As in a container that is started with a number for its user."""

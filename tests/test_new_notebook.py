@@ -61,6 +61,7 @@ def test_it_follows_the_rules_of_the_notebooks(mine):
     assert not [node for node in nodes if isinstance(node, ast.FunctionDef | ast.ClassDef)]
 
 
+@pytest.mark.rare
 @pytest.mark.slow
 def test_it_runs_at_once_in_a_sweep(mine):
     runs = mine.parent / "runs"
@@ -113,6 +114,7 @@ def test_it_takes_a_chat_model_with_lora_a_stop_and_seeds(mine, chat_model):
     assert re.search(r"rises by \S+ \(.* to .*\) from the first 2 to the last 2 of 4 steps; seeds: 2", says)
 
 
+@pytest.mark.rare
 @pytest.mark.slow
 def test_it_samples_with_vllm(mine):
     need(find_spec("vllm"), "vLLM")

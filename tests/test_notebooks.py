@@ -132,6 +132,7 @@ def test_a_relative_link_is_plain_text_in_a_report(path):
 # --- executed ------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.rare
 @pytest.mark.slow
 def test_the_documented_example_rises_as_one_more_of_the_recorded_seeds(starter_folder, tmp_path):
     train(make_recipe("starter", seed=1), reward_funcs=length_reward(), record_dir=tmp_path)

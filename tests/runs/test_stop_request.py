@@ -131,6 +131,7 @@ def test_ppo_stops_too_and_leaves_its_policy(starter_folder, tmp_path):
     assert (run.path / "checkpoints/checkpoint-1/complete.json").is_file()
 
 
+@pytest.mark.rare
 @pytest.mark.slow
 def test_a_notebook_that_was_asked_to_stop_is_interrupted_and_resumes_to_its_end(starter_folder, tmp_path):
     from workbench.lab.batch.execute import execute_run

@@ -94,6 +94,7 @@ def assert_same_as_sampled(outcome: dict) -> None:
     assert all(line["sampling/sampling_logp_difference/max"] < 1e-3 for line in outcome["log"])
 
 
+@pytest.mark.rare
 @pytest.mark.parametrize("case", ["ours", "environment"])
 @shows("tools on vLLM", says="both turns end at the stop; sampled and scored log-probs agree token by token")
 def test_both_turns_end_at_the_stop_on_vllm(kind, case, on_vllm):

@@ -98,6 +98,7 @@ def test_a_training_cut_after_its_checkpoint_goes_on_as_if_never_cut(trained, tm
     assert again["completion"].tolist() == table["completion"].tolist()
 
 
+@pytest.mark.rare
 @pytest.mark.slow
 def test_a_run_killed_in_the_middle_of_training_is_resumed_with_every_step_logged_once(starter_folder, tmp_path):
     notebook = write_notebook(tmp_path / "trains.ipynb", TRAINS)

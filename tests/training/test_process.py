@@ -79,6 +79,7 @@ def test_building_a_trainer_changes_nothing_else(starter_folder):
     assert found["moved"] == []
 
 
+@pytest.mark.rare
 def test_building_a_trainer_on_vllm_patches_no_module(starter_folder):
     need(find_spec("vllm"), "vLLM")
     found = process_state(True, starter_folder)

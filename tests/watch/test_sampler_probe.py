@@ -40,6 +40,7 @@ def check(name: str, got: dict) -> None:
         assert len(got["warned"]) == 1 and cause in got["warned"][0]
 
 
+@pytest.mark.rare
 @pytest.mark.slow
 @pytest.mark.parametrize("name", [*CLEAN, *CAUSES])
 def test_in_process_a_fault_is_named_within_two_updates_and_none_is_made_up(name):

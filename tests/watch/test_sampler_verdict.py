@@ -85,6 +85,7 @@ def trained(model: str, rate: float, *, bf16: bool = True, engine=torch.bfloat16
     return found
 
 
+@pytest.mark.rare
 @pytest.mark.slow
 @pytest.mark.parametrize("rate", [1e-6, 1e-3])
 @pytest.mark.parametrize("bf16", [True, False])
@@ -96,6 +97,7 @@ def test_bf16_engine_in_sync_is_no_fault_at_any_rate(model, bf16, rate):
     assert rate < 1e-3 or CANNOT_TELL not in {v.cause for v in found}
 
 
+@pytest.mark.rare
 @pytest.mark.slow
 @pytest.mark.parametrize("bf16", [True, False])
 def test_bf16_engine_one_sync_late_is_named_or_open(bf16):

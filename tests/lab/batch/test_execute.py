@@ -339,6 +339,7 @@ def test_a_runner_that_is_stopped_leaves_an_interrupted_run_and_no_kernel(notebo
     until(lambda: not any(k.is_running() and k.status() != psutil.STATUS_ZOMBIE for k in kernels))
 
 
+@pytest.mark.rare
 @pytest.mark.slow
 def test_plain_papermill_runs_a_notebook_too(starter_folder, tmp_path):
     command = [sys.executable, "-m", "papermill", str(find_notebook("05_grpo_docs_example")), "out.ipynb"]

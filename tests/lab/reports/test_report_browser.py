@@ -243,6 +243,7 @@ def test_reports_of_unfinished_runs_fit_a_phone_too(browser, tmp_path, state):
     assert visit.page.locator("h2").first.inner_text() in ("How far it is", "How it ended")
 
 
+@pytest.mark.rare
 def test_the_report_of_a_real_run_shows_its_curve(browser, example_run):
     visit = Visit(browser, example_run[0].path / "report.html")
     visit.check()

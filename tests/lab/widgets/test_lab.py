@@ -61,6 +61,7 @@ def press(lab, button: str) -> None:
     control.press("Enter")
 
 
+@pytest.mark.rare
 def test_a_training_stops_by_its_button_while_it_trains_and_continue_takes_it_to_the_end(lab, folder):
     lab.open(copy_notebook("05", folder, steps=24))
     lab.run_all()

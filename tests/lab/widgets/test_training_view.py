@@ -1,12 +1,13 @@
 import asyncio
 import os
+import shutil
 import signal
 import threading
 import time
 from functools import partial
 
 import pytest
-from conftest import until, write_run
+from conftest import ROOT, until, write_run
 from widget_samples import widgets_alive, with_problem
 
 from workbench.errors import RunError, TrainingStopped
@@ -162,6 +163,14 @@ def test_a_done_run_with_a_problem_has_no_tick(tmp_path):
     assert "\u2713 done: the run is complete<" in view.state.value
     view = watch(with_problem(write_run(tmp_path, "2")))
     assert "\u2717 done: the run is complete. audit: problem zero-gradient<" in view.state.value
+
+
+def test_a_training_with_a_problem_ends_without_a_tick(run):
+    recorded = ROOT / "tests/audit/runs/stock_masked"
+    view = watch(run, train=lambda: shutil.copytree(recorded, run.path / "stock"), every=0.02)
+    asyncio.run(view.trained())
+    assert view.state.value.count("\u2717 trained: ") == 1 and "audit: problem masked-stops" in view.state.value
+    assert not (run.path / "audit.json").exists()  # the notebook goes on
 
 
 def test_a_damaged_folder_is_named_and_does_not_end_the_view(run):

@@ -10,6 +10,7 @@ from ...audit.finding import CANNOT_TELL, FOUND, NOTE, Finding
 from ...audit.report import RunAudit, audit_recorded
 from ...errors import ParameterError, RunError, did_you_mean
 from ...runs.files import jsonable, move_aside, write_json
+from ...runs.findings import RunFindings
 from ...runs.run import Run
 from ...runs.secrets import hide_tokens, map_text
 from ...runs.stop_request import interruptible
@@ -24,14 +25,7 @@ def write_audit(run: Run, expects: Mapping[str, Sequence[str]]) -> None:
 
     `expects`: see `expected_findings`.
     """
-    try:
-        with interruptible():
-            report, damaged = audit_recorded(run.path)
-            trainings = [_training(audit, expects) for audit in report.runs]
-        found = {"trainings": trainings, "error": "; ".join(damaged)}
-    except (Exception, KeyboardInterrupt) as error:
-        says = "stopped by Ctrl-C or SIGTERM" if isinstance(error, KeyboardInterrupt) else str(error)
-        found = {"trainings": [], "error": f"{type(error).__name__}: {says}"}
+    found = _found(run, expects)
     with contextlib.suppress(OSError):  # a full disk; the run reads as not audited
         try:
             _ = run.audit
@@ -40,12 +34,33 @@ def write_audit(run: Run, expects: Mapping[str, Sequence[str]]) -> None:
         write_json(run.path / AUDIT, map_text(jsonable(found), hide_tokens))
 
 
+def problem_so_far(run: Run) -> str:
+    """The problem in what the trainings of a run recorded until now, such as `audit: problem masked-stops`; empty for none.
+
+    Nothing is written: the notebook goes on, and its run is audited when it ends.
+    """
+    findings = RunFindings.of(_found(run, _expected_in(run)))
+    return findings.names if findings.problems else ""
+
+
 def audit_done(runs: Sequence[Run]) -> None:
     """Audit the runs that are done and were not audited: those of a kernel in JupyterLab, which no runner ended."""
     for run in runs:
         with contextlib.suppress(RunError, OSError):  # the run's own row says what is damaged
             if run.status["state"] == "done" and not (run.path / AUDIT).exists():
                 write_audit(run, _expected_in(run))
+
+
+def _found(run: Run, expects: Mapping[str, Sequence[str]]) -> dict:
+    """What `audit.json` holds. An audit that fails says why in it."""
+    try:
+        with interruptible():
+            report, damaged = audit_recorded(run.path)
+            trainings = [_training(audit, expects) for audit in report.runs]
+        return {"trainings": trainings, "error": "; ".join(damaged)}
+    except (Exception, KeyboardInterrupt) as error:
+        says = "stopped by Ctrl-C or SIGTERM" if isinstance(error, KeyboardInterrupt) else str(error)
+        return {"trainings": [], "error": f"{type(error).__name__}: {says}"}
 
 
 def _expected_in(run: Run) -> dict[str, list[str]]:

@@ -16,6 +16,7 @@ from ...runs import lock
 from ...runs.findings import problem_of
 from ...runs.run import Run
 from ...runs.stop_request import clear_stop, request_stop, stop_request
+from ..batch.audit import problem_so_far
 from .controls import as_jupyter_output, status_line
 from .progress import TrainingProgress
 
@@ -95,6 +96,7 @@ class TrainingView(ipywidgets.VBox):
         self.run, self.train, self.every = run, train, every
         self.trainer = self.error = self._training = self._following = None
         self.folded = False
+        self._problem = ""  # that the audit finds when the training of this view is over
         self._lock, self._closed = threading.Lock(), threading.Event()
         stop_help = "ends the training after its current step; it can go on later"
         wide = ipywidgets.Layout(width="14em")
@@ -137,7 +139,7 @@ class TrainingView(ipywidgets.VBox):
             return
         if not lock.trains(self.run.path):
             clear_stop(self.run)
-            self.trainer, self.error, self.folded = None, None, False
+            self.trainer, self.error, self.folded, self._problem = None, None, False, ""
             self._training = threading.Thread(target=self._train, name="training", daemon=True)
             self._training.start()
         self.refresh()
@@ -169,7 +171,7 @@ class TrainingView(ipywidgets.VBox):
         with self._lock:
             state, error = self.now  # read before the progress, which is then at least as new
             self.result.value = "" if self.folded else self._progress()
-            problem = problem_of(self.run) if state == "done" else ""
+            problem = problem_of(self.run) if state == "done" else self._problem
             text = ". ".join(filter(None, [_STATES[state], error, problem]))
             self.state.value = status_line(state, text, problem=bool(problem))
             self.stop.disabled = state not in ("training", "running", "queued")
@@ -194,7 +196,9 @@ class TrainingView(ipywidgets.VBox):
     def _train(self) -> None:
         try:
             with lock.only_training(self.run.path):
-                self.trainer = self.train()
+                trainer = self.train()
+            self._problem = problem_so_far(self.run)
+            self.trainer = trainer
         except BaseException as error:  # shown by the view, and raised by `trained`
             self.error = error
 
