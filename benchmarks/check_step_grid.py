@@ -306,7 +306,7 @@ COST = (
     "## What it costs",
     "",
     "`check_step` ran before each training step of stock TRL but the first, with 16 completions of at most 16 tokens in two",
-    "batches, on one thread of a CPU that other programs used too. Seconds are processor time, medians over pairs of a check",
+    "batches, on one thread of a shared CPU. Seconds are processor time, medians over pairs of a check",
     "and a step in one process. Memory is the peak minus that before the model was loaded.",
     "",
 )
