@@ -305,9 +305,9 @@ NOT_NAMED = {
 COST = (
     "## What it costs",
     "",
-    "`check_step` ran before each training step of stock TRL, with 16 completions of at most 16 tokens in two batches, on",
-    "one thread of a CPU, while the optimizer holds its state. Seconds are processor time, medians over pairs of a check and",
-    "a step in one process without the first pair. Memory is the peak minus that before the model was loaded.",
+    "`check_step` ran before each training step of stock TRL but the first, with 16 completions of at most 16 tokens in two",
+    "batches, on one thread of a shared CPU. Seconds are processor time, medians over pairs of a check",
+    "and a step in one process. Memory is the peak minus that before the model was loaded.",
     "",
 )
 RESULTS = ("named at its stage", "at another", "cannot tell", "silent")
@@ -440,7 +440,14 @@ def provenance() -> list[tuple[str, str, str]]:
             for kind, earlier in (("planted", "as found"), ("named", "before"))
             for column, made in _faults_made_with(f"{kind}_faults", earlier).items()
         ),
-        *((f"its cost, {name}", cost.replace("starter", name), made_with(row)) for name, row in _costs().items()),
+        *(
+            (
+                f"its cost, {name}",
+                cost.replace("starter --out", f"{name} --repeats {row['pairs']} --out"),
+                made_with(row),
+            )
+            for name, row in _costs().items()
+        ),
     ]
 
 

@@ -15,6 +15,7 @@ import copy
 import ctypes
 import functools
 import gc
+import importlib
 import json
 import os
 import random
@@ -286,13 +287,16 @@ class PeakMemory:
 
 
 class CheckedSteps(TrainerCallback):
-    """Runs `check_step` before each step; seconds and peak memory of both, in pairs."""
+    """Runs `check_step` before each step but the first; seconds and peak memory of both, in pairs."""
 
     def __init__(self):
         self.trainer, self.memory, self.pairs = None, PeakMemory(), []
+        self._check: dict | None = None
 
     def on_step_begin(self, args, state, control, **_):
         torch.manual_seed(state.global_step)
+        if state.global_step == 0:
+            return
         with self.memory:
             began = now()
             report = check_step(self.trainer)
@@ -302,42 +306,82 @@ class CheckedSteps(TrainerCallback):
         self._began = now()
 
     def on_step_end(self, *_, **__):
+        if self._check is None:
+            return
         seconds = now() - self._began
         self.memory.__exit__()
         self.pairs.append((self._check, {"seconds": seconds, "bytes": self.memory.largest}))
 
 
-def step_check(args, folder: str) -> dict:
-    """Measure `check_step` over the training step that follows it, of stock TRL with 16 completions of at most 16 tokens.
+# What a check does beyond its step: module, and the function or method that does it. The step itself holds the first one.
+PARTS = {
+    "the update computed": ("workbench.training.record_step", "step_and_undo"),
+    "each row alone": ("workbench.watch.judge", "Judge._score_and_differentiate"),
+    "the loss asked": ("workbench.watch.judge", "ask_off_policy"),
+    "weights moved": ("workbench.watch.judge", "check_by_moving"),
+}
 
-    The first pair, which loads libraries and has no state of the optimizer yet, does not count.
-    """
-    found: dict = {}
+
+def timed_parts() -> dict[str, list[float]]:
+    """Put a clock on each part of a check; its name, and the list that the seconds of its calls go to."""
+    clocks = {}
+    for name, (module, path) in PARTS.items():
+        owner: object = importlib.import_module(module)
+        *outer, method = path.split(".")
+        for each in outer:
+            owner = getattr(owner, each)
+        clocks[name] = timed_method(owner, method)
+    return clocks
+
+
+def checked_steps(folder: str, model: str, rank: int, repeats: int) -> list[tuple[dict, dict]]:
+    """Train stock TRL with 16 completions of at most 16 tokens in two batches; checks and the steps that follow, in pairs."""
     sizes = {"per_device_train_batch_size": 8, "gradient_accumulation_steps": 2, "max_completion_length": 16}
+    recipe = make_recipe(model, max_steps=repeats + 1, lora_rank=rank, **sizes)
+    checked, data = CheckedSteps(), load_prompts(recipe.dataset)
+    with tempfile.TemporaryDirectory() as scratch:
+        config = grpo_config(recipe, scratch, save_strategy="no")
+        own = lora_fields(recipe, {})
+        checked.trainer = trl.GRPOTrainer(folder, length_reward(), config, train_dataset=data, **own)
+        checked.trainer.remove_callback(PrinterCallback)
+        checked.trainer.add_callback(checked)
+        checked.trainer.train()
+    checked.trainer = None
+    gc.collect()
+    return checked.pairs
+
+
+def step_check(args, folder: str) -> dict:
+    """Measure `check_step` over the training step that follows it.
+
+    A check of the starter loads the libraries before, and one step without a check makes the optimizer's state. So every pair
+    counts, which a large model needs: a pair of SmolLM2 takes minutes.
+    """
+    checked_steps(resolve_model("starter"), "starter", rank=0, repeats=1)
+    found: dict = {}
+    clocks = timed_parts()
     for way, rank in (("all weights", 0), ("LoRA", 16)):
-        recipe = make_recipe(args.model, max_steps=args.repeats + 1, lora_rank=rank, **sizes)
-        checked, data = CheckedSteps(), load_prompts(recipe.dataset)
-        with tempfile.TemporaryDirectory() as scratch:
-            config = grpo_config(recipe, scratch, save_strategy="no")
-            own = lora_fields(recipe, {})
-            checked.trainer = trl.GRPOTrainer(folder, length_reward(), config, train_dataset=data, **own)
-            checked.trainer.remove_callback(PrinterCallback)
-            checked.trainer.add_callback(checked)
-            checked.trainer.train()
-        pairs, checked.trainer = checked.pairs[1:], None
+        for seconds in clocks.values():
+            seconds.clear()
+        pairs = checked_steps(folder, args.model, rank, args.repeats)
         found[way] = {
             "step, s": statistics.median(step["seconds"] for _, step in pairs),
             "step, GB": statistics.median(step["bytes"] for _, step in pairs) / 1e9,
             "times the seconds": statistics.median(check["seconds"] / step["seconds"] for check, step in pairs),
             "times the memory": statistics.median(check["bytes"] / step["bytes"] for check, step in pairs),
-            "different": sum(check["different"] for check, _ in checked.pairs),
+            "each, times the seconds": [check["seconds"] / step["seconds"] for check, step in pairs],
+            "parts, share of the check": {
+                name: sum(seconds) / sum(check["seconds"] for check, _ in pairs) for name, seconds in clocks.items()
+            },
+            "different": sum(check["different"] for check, _ in pairs),
         }
     shown = []
     for way, one in found.items():  # what Python itself takes and gives back hides the tensors of a small model
         memory = f", {one['times the memory']:.2f} times its peak memory ({one['step, GB']:.1f} GB)"
         shown.append(f"{way}: {one['times the seconds']:.2f} times the seconds of a step ({one['step, s']:.2f} s)")
         shown[-1] += memory if one["step, GB"] > SMALL_GB else ", in too little memory to compare"
-    return found | {"pairs": args.repeats, "says": f"{'; '.join(shown)}; {args.repeats} pairs each"}
+    pairs = f"{args.repeats} pair{'s' if args.repeats > 1 else ''} each"
+    return found | {"pairs": args.repeats, "says": f"{'; '.join(shown)}; {pairs}"}
 
 
 def stops(args, folder: str) -> dict:

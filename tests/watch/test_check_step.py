@@ -11,6 +11,7 @@ from step_cases import BASE, FAULTS, HEALTHY, LORA, PROMPTS, length, make, of_pr
 
 from workbench import attach_watch
 from workbench.errors import ParameterError
+from workbench.watch.attach import StepCheck
 from workbench.watch.check_step import check_step
 
 pytestmark = pytest.mark.slow
@@ -279,3 +280,42 @@ def test_weights_in_bf16_are_not_moved(tmp_path):
     gradient = check_step(make(tmp_path, model=FAULTS["lost to bf16"][0]["model"](), learning_rate=1e-2))["gradient"]
     assert gradient.verdict == "rounding", gradient
     assert "the loss moves is not known: bfloat16 weights round away" in gradient.cause
+
+
+def test_a_penalty_in_the_samplers_config_alone_is_named(tmp_path):
+    trainer = make(tmp_path)
+    trainer.generation_config.repetition_penalty = 1.3
+    first = check_step(trainer).first
+    assert first is not None and first.name == "sampling", first
+    assert "args.repetition_penalty is 1.0, the trainer has 1.3" in first.cause, first
+
+
+class Followed(trl.GRPOTrainer):
+    def _generate_and_score_completions(self, inputs):
+        self.ref_model.load_state_dict(self.model.state_dict())
+        return super()._generate_and_score_completions(inputs)
+
+
+@pytest.mark.parametrize("cls, verdict", [(Followed, "cannot tell"), (trl.GRPOTrainer, "same")])
+def test_a_reference_that_follows_the_policy_is_told(cls, verdict, tmp_path):
+    trainer = make(tmp_path, cls=cls, beta=0.1, max_steps=2, learning_rate=1e-3)
+    check = StepCheck(trainer, 1, tell=lambda line: None)
+    trainer.train()
+    references = [check.reports[step]["reference"] for step in (1, 2)]
+    assert [stage.verdict for stage in references] == ["same", verdict], references
+    assert ("the reference still is the policy" in references[1].cause) == (cls is Followed), references
+
+
+def test_a_check_runs_no_pass_beyond_those_it_is_said_to(tmp_path):
+    trainer = make(tmp_path, gradient_accumulation_steps=2, per_device_train_batch_size=4)
+    texts: list[int] = []
+
+    def note(module, args, kwargs):
+        ids = kwargs.get("input_ids", args[0] if args else None)
+        if ids.shape[1] > 1:  # generation passes the prompts first, then one token at a time
+            texts.append(len(ids))
+
+    trainer.model.model.register_forward_pre_hook(note, with_kwargs=True)
+    assert check_step(trainer).first is None
+    generation, loss, alone, moved = [8], [4] * 2, [1] * 8, [4] * 2 * 2
+    assert sorted(texts) == sorted(generation + loss + alone + moved), texts

@@ -246,6 +246,16 @@ def test_the_share_of_parameters_that_train_is_said(tmp_path):
     assert update.verdict == "same" and "% of the parameters train" in update.cause, update
 
 
+def test_a_matrix_in_the_group_without_decay_is_told(tmp_path):
+    def embedding_moved(optimizer, model):
+        first, second = optimizer.param_groups
+        second["params"].append(first["params"].pop(0))
+
+    update = update_of(tmp_path, **with_optimizer(embedding_moved, weight_decay=0.1))
+    assert update.verdict == "cannot tell", update
+    assert "transformers decays, or the reverse, in model.embed_tokens.weight: is the optimizer" in update.cause
+
+
 def test_a_watch_prints_a_fault_of_the_update_once(tmp_path, capsys):
     trainer = make(tmp_path, max_steps=2, **with_optimizer(setting(ALL, maximize=True)))
     attach_watch(trainer, tmp_path / "record", check_every=1)

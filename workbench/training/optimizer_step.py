@@ -58,6 +58,7 @@ class OptimizerStep:
     groups: list[GroupStep] = field(default_factory=list)
     is_own: bool = False  # the user's, of which the config says nothing
     unlike_args: list[str] = field(default_factory=list)  # its settings that are not those of the config
+    other_decay: list[str] = field(default_factory=list)  # parameters that transformers puts into the other group
     norm: float = 0.0  # of the gradient, before clipping
     expected_norm: float = 0.0  # after clipping
     clipped_norm: float = 0.0  # after the trainer's own clipping
@@ -123,6 +124,8 @@ def _described(
     step.is_own = not _is_made_by_transformers(trainer, optimizer, is_new)
     if not step.is_own:
         step.unlike_args = _settings_unlike_args(trainer, optimizer)
+    elif is_new or trainer.optimizer is not optimizer:
+        step.other_decay = _of_the_other_group(trainer, optimizer)
     return step
 
 
@@ -149,6 +152,18 @@ def _is_made_by_transformers(trainer: Any, optimizer: Any, is_new: bool) -> bool
         and groups[0] <= decayed
         and groups[1] <= set(names.values()) - decayed
     )
+
+
+def _of_the_other_group(trainer: Any, optimizer: Any) -> list[str]:
+    """The parameters that transformers puts into the other one of two groups, whose weight decay is as it gives them."""
+    decays = [group.get("weight_decay") for group in optimizer.param_groups]
+    if not trainer.args.weight_decay or decays != [trainer.args.weight_decay, 0.0]:
+        return []
+    decayed = set(trainer.get_decay_parameter_names(trainer.model))
+    names = {id(p): name for name, p in trainer.model.named_parameters()}
+    groups = [[names.get(id(p)) for p in group["params"]] for group in optimizer.param_groups]
+    wrong = [[name for name in groups[0] if name not in decayed], [name for name in groups[1] if name in decayed]]
+    return [name for part in wrong for name in part if name is not None]
 
 
 def _settings_unlike_args(trainer: Any, optimizer: Any) -> list[str]:

@@ -89,6 +89,19 @@ def deviations_of(trainer: Any) -> dict[str, tuple[Any, Any]]:
             of_args = args.epsilon
         if not _equal(of_args, of_trainer):
             deviations[name] = of_args, of_trainer
+    return _deviations_of_sampler(trainer) | deviations
+
+
+def _deviations_of_sampler(trainer: Any) -> dict[str, tuple[Any, Any]]:
+    """The same for what transformers samples with, which TRL copies from the args when it makes the trainer."""
+    config, args = getattr(trainer, "generation_config", None), trainer.args
+    own, deviations = dict(getattr(args, "generation_kwargs", None) or {}), {}
+    if getattr(args, "use_vllm", False):
+        return {}
+    for name in (name for name, stage in SETTING_STAGES.items() if stage == "sampling" and hasattr(args, name)):
+        of_args, of_config = own.get(name, getattr(args, name)), getattr(config, name, None)
+        if of_config is not None and not _equal(of_args, of_config):
+            deviations[name] = of_args, of_config
     return deviations
 
 

@@ -359,10 +359,15 @@ class Judge:
             return Stage("reference", "cannot tell", "the reference is an adapter of its own")
         used = np.concatenate([row.ref_logps for row, *_ in rows])
         stage = self._close("reference", used, np.concatenate(alone), "the reference gives a row alone other log-probs")
-        if stage.verdict == "different" or self.step.begun or getattr(self.trainer, "ref_model", None) is None:
+        if stage.verdict == "different" or getattr(self.trainer, "ref_model", None) is None:
             return stage
         # TRL loads it from the path in the model's config, which need not have the weights that the model was given.
         policy = np.concatenate([self.alone[text_key(prompt, ids)].logps for _, prompt, ids in rows])
+        if self.step.begun:
+            if self.step.settings.get("sync_ref_model") or not np.array_equal(np.concatenate(alone), policy):
+                return stage
+            cause = "after updates the reference still is the policy: it follows it, or the weights have not moved"
+            return replace(stage, verdict="cannot tell", cause=cause)
         start = self._close(
             "reference", np.concatenate(alone), policy, "it is not the model that the training starts from"
         )
@@ -444,7 +449,8 @@ class Judge:
             return Stage("gradient", "cannot tell", "no loss to differentiate")
         used, expected = self.record.gradients, self.gradients
         names = sorted(used.keys() | expected.keys())
-        dot, expected_square, used_square = _products([(expected.get(name), used.get(name)) for name in names])
+        products = {name: _products(expected.get(name), used.get(name)) for name in names}
+        dot, expected_square, used_square = (sum(part[i] for part in products.values()) for i in range(3))
         if not math.isfinite(used_square) and self.record.problem:
             return Stage("gradient", "cannot tell", self.record.problem)
         if not math.isfinite(used_square):
@@ -457,11 +463,11 @@ class Judge:
         cosine, ratio = dot / math.sqrt(expected_square * used_square), math.sqrt(used_square / expected_square)
         said, limits = f"cosine {cosine:.5f}, norm {ratio:.4g} times what the loss gives", tolerance_of(self.step)
         if cosine < limits.cosine or abs(ratio - 1) > limits.norm:
-            worst = sorted(names, key=lambda name: _cosine(expected.get(name), used.get(name)))[:2]
+            worst = sorted(products, key=lambda name: _cosine(*products[name]))[:2]
             return Stage(
                 "gradient", "different", f"{said}; worst in {', '.join(worst)}", max(1 - cosine, abs(ratio - 1))
             )
-        if self.step.dtype == "float32" and (off := _wrong_tensors(expected, used, math.sqrt(expected_square))):
+        if self.step.dtype == "float32" and (off := _wrong_tensors(products, math.sqrt(expected_square))):
             cause = f"{said}; but off by more than half of its size in {', '.join(off[:2])}"
             return Stage("gradient", "different", cause, max(1 - cosine, abs(ratio - 1)))
         total = sum(p.numel() for p in self.policy.parameters())
@@ -543,27 +549,22 @@ def text_key(prompt: list[int], ids: list[int]) -> tuple:
     return tuple(prompt), tuple(ids)
 
 
-def _products(pairs: Sequence[tuple]) -> tuple[float, float, float]:
-    """Of pairs of gradients, of which either may be None: the product of both, and the square of each."""
-    dot = first = second = 0.0
-    for a, b in pairs:
-        first += 0.0 if a is None else float((a.double() ** 2).sum())
-        second += 0.0 if b is None else float((b.double() ** 2).sum())
-        dot += 0.0 if a is None or b is None else float((a.double() * b.double()).sum())
-    return dot, first, second
+def _products(expected: torch.Tensor | None, used: torch.Tensor | None) -> tuple[float, float, float]:
+    """Of two gradients of a tensor, of which either may be None: the product of both, and the square of each, in float64."""
+    first, second = (None if gradient is None else gradient.double().flatten() for gradient in (expected, used))
+    dot = 0.0 if first is None or second is None else float(first @ second)
+    return dot, 0.0 if first is None else float(first @ first), 0.0 if second is None else float(second @ second)
 
 
-def _wrong_tensors(expected: Mapping[str, Any], used: Mapping[str, Any], whole: float) -> list[str]:
+def _wrong_tensors(products: Mapping[str, tuple[float, float, float]], whole: float) -> list[str]:
     """The tensors whose gradient is another by half of its size and by a part of the whole that is no rounding in fp32."""
     wrong = []
-    for name in sorted(used.keys() | expected.keys()):
-        dot, first, second = _products([(expected.get(name), used.get(name))])
+    for name, (dot, first, second) in products.items():
         off = math.sqrt(max(0.0, first + second - 2 * dot))
         if off > 0.5 * math.sqrt(max(first, second)) and off > _TENSOR_OFF * whole:
             wrong.append(name)
     return wrong
 
 
-def _cosine(a: Any, b: Any) -> float:
-    dot, first, second = _products([(a, b)])
+def _cosine(dot: float, first: float, second: float) -> float:
     return dot / math.sqrt(first * second) if first and second else float(not first and not second)

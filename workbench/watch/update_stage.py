@@ -37,6 +37,11 @@ def update_stage(record: StepRecord, policy: Any, args: Any, state: Any) -> Stag
         if any(group.slope > 0 for group in step.groups):
             cause += "; it goes along the gradient, which a momentum or weight decay can explain"
         return Stage("update", "cannot tell", cause, share)
+    if step.other_decay:
+        cause = (
+            f"{said}; weight decay leaves out what transformers decays, or the reverse, in {_listed(step.other_decay)}"
+        )
+        return Stage("update", "cannot tell", f"{cause}: is the optimizer your own?", share)
     if step.decay_share > _DOMINATES:
         decay = max(group.weight_decay for group in step.groups)
         cause = f"{said}; {step.decay_share:.0%} of the step is weight decay (weight_decay={decay:g})"
