@@ -234,7 +234,7 @@ def run(command: Sequence[str], labels: Sequence[Label], form: str) -> list[dict
     for label in labels:
         answer = ask(command, label.path, form)
         result = judged(answer, label)
-        row = {"part": label.part, "log": label.name, "kind": label.kind, "result": result}
+        row: dict = {"part": label.part, "log": label.name, "kind": label.kind, "result": result}
         row |= {"verdict": answer.verdict if answer else "", "causes": list(answer.causes) if answer else []}
         rows.append(row)
         print(f"{label.part} {label.name}: {result} ({', '.join(row['causes']) or 'no cause'})", flush=True)
@@ -263,7 +263,7 @@ def scores(rows: Sequence[dict]) -> list[str]:
     """
     lines = []
     for title, (kinds, is_counted) in _COUNTED.items():
-        cells = [title]
+        cells: list[str] = [title]
         for part in ("planted", "public"):
             results = [row["result"] for row in rows if row["part"] == part and row["kind"] in kinds]
             cells.append(f"{sum(map(is_counted, results))} of {len(results)}")
