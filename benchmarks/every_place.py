@@ -542,6 +542,8 @@ def page() -> list[str]:
     parts = []
     for call in FAULTS:
         rows = [row for row in result["counts"] if row["call"] == call]
+        if not rows:  # none of its places was tried
+            continue
         parts.append(f"{call} {sum(row['as undisturbed'] for row in rows)} of {sum(row['tried'] for row in rows)}")
     tried = sum(row["tried"] for row in result["counts"])
     return [f"{', '.join(parts)}; {tried:,} of {result['places']:,} places were tried ({made_with(result)})."]
