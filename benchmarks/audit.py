@@ -73,15 +73,15 @@ def on_corpus(seed: int | None) -> list[dict]:
 
 
 _OLDER, _RULES = "commit 8959924, 2026-11-22, workbench 0.1.0", "the rules alone, commit 4dc5d1e, 2026-11-25"
+_LOAD = "commit dac016c, 2026-11-27"
 ONCE = [  # inputs that were measured once, on two busy cores
-    ["1 GB of console output of TRL", "8.0 s", _OLDER],
-    ["1 GB of console output of verl", "6.0 s", _OLDER],
-    ["a CSV of 10,000 columns", "5.2 s", _OLDER],
+    ["1 GB of console output of TRL, 647,503 steps", "26 s, 0.42 GB of memory", _LOAD],
     ["a notebook of 500 MB", "refused after 2 s", _OLDER],
     ["a `.gz` that unpacks to 3 GB", "refused after 4 s", _OLDER],
     ["1 GB of JSON lines in TRL's form, 1,307,263 steps", "31 s, 0.98 GB of memory", _RULES],
     ["1 GB of JSON lines in verl's form, 358,227 steps", "24 s, 0.51 GB of memory", _RULES],
     ["1 GB of JSON lines, 1,000 steps between lines of 20 to 60 MB", "2 s, 0.20 GB of memory", _RULES],
+    ["pages of 100, 300 and 1,000 runs, 400 completions each", "9, 23 and 75 s, 0.17 GB of memory", _LOAD],
 ]
 
 

@@ -1,4 +1,4 @@
-"""Each write, rename, lock and sync of a run, a sweep and a resume fails once, at its own place, and the run is resumed.
+"""Each write, rename, lock, sync and call of Slurm fails once, at its own place, and the run, sweep or resume goes on.
 
     python -m benchmarks.every_place --out data/measured/every_place.json
     python -m benchmarks.every_place --every 20       # every twentieth place
@@ -7,6 +7,8 @@ A training without a fault is recorded first, with the calls that write below it
 and each fault the same command is executed once more and the fault happens there. Then every page is built, the command is
 given again without a fault, and the record is compared with the first one, byte for byte. The notebook is executed in the
 process of its runner, and its training is a stub (`stub_training`); recorder, runner, plan, locks and pages are the real ones.
+A sweep on Slurm has its commands from `stub_slurm`. `kill` is what the kernel does to a process when memory runs out, `memory`
+is Python's own `MemoryError`; a call of Slurm is `refused`, or done with its answer `lost`.
 """
 
 import builtins
@@ -33,6 +35,7 @@ from pathlib import Path
 
 import nbformat
 
+from benchmarks.stub_slurm import LOST, REFUSED, StubSlurm
 from tools.record import ROOT, made_with, measured, parser, publish, run_main
 from workbench import cli
 from workbench.errors import TrainingStopped
@@ -45,12 +48,18 @@ from workbench.runs.summary import RunSummary
 from workbench.training import recording
 
 FAULTS = {
-    "open": ("ENOSPC", "EIO", "ESTALE", "kill"),
-    "write": ("ENOSPC", "EIO", "ESTALE", "kill", "torn"),
+    "open": ("ENOSPC", "EIO", "ESTALE", "kill", "memory"),
+    "write": ("ENOSPC", "EIO", "ESTALE", "kill", "torn", "memory"),
     "rename": ("EIO", "ESTALE", "kill"),
     "sync": ("EIO", "ESTALE", "kill"),
     "lock": ("EIO", "ESTALE", "kill"),
+    "slurm": ("refused", "lost", "kill"),
 }
+_SAID = {
+    "refused": REFUSED,
+    "lost": LOST,
+    "memory": "memory",
+}  # what a fault is named by; of errors what the system says
 _PATIENCE_S = 120  # of a command, whose training takes no time
 _COMPARED = (
     "params.json",
@@ -80,8 +89,8 @@ class Faults:
     Args:
         folder: calls that concern other folders are left alone.
         place: number of the call, from 1; 0 for none.
-        fault: an errno's name, `kill` (of the process, before the call) or `torn` (after half of the bytes). A full disk
-            (ENOSPC) stays full: later writes fail too.
+        fault: an errno's name, `kill` (of the process, before the call), `torn` (after half of the bytes), `memory`, or what
+            happens to a call of Slurm: `refused`, `lost`. A full disk (ENOSPC) stays full: later writes fail too.
     """
 
     def __init__(self, folder: Path, place: int = 0, fault: str = ""):
@@ -127,15 +136,23 @@ class Faults:
             return ""
         return path if f"{path}/".startswith(f"{self._folder}/") else ""
 
-    def happens(self, kind: str, path: str, write_half: Callable[[], object] | None = None) -> None:
-        """Count a call, and fail it where it is its turn."""
+    def asks_slurm(self, name: str) -> str:
+        """Count a call of one of Slurm's commands, and say how it fails where it is its turn."""
+        return self.happens("slurm", name)
+
+    def happens(self, kind: str, path: str, write_half: Callable[[], object] | None = None) -> str:
+        """Count a call, and fail it where it is its turn; returns the fault where the caller has to do that."""
         with self._count.get_lock():
             self._count.value += 1
             number = self._count.value
         os.write(self._calls, f"{kind} {Path(path).name}\n".encode())
         stays_full = self._fault == "ENOSPC" and kind == "write" and number > self._place > 0
         if number != self._place and not stays_full:
-            return
+            return ""
+        if self._fault in ("refused", "lost"):
+            return self._fault
+        if self._fault == "memory":
+            raise MemoryError
         if self._fault == "torn" and write_half:
             write_half()
         if self._fault in ("kill", "torn"):
@@ -187,19 +204,25 @@ def forked(call: Callable[[], int], said: Path) -> int:
         os._exit(code)
 
 
-def command(words: Sequence[str], faults: Faults | None = None) -> int:
-    """`workbench WORDS` in this process, whose kernels and runs are forked from it."""
+def command(words: Sequence[str], faults: Faults | None = None, cluster: Path | None = None) -> int:
+    """`workbench WORDS` in this process, whose kernels and runs are forked from it; `cluster`: the jobs of a stub Slurm."""
     execute._execute_notebook = in_this_process
     run._fork_server = lambda: types.SimpleNamespace(Process=_Forked)
     environment._output = lambda words: ""  # nothing about the machine is compared, and asking takes longest
     gpus.visible_gpus = list
     recording.time = types.SimpleNamespace(monotonic=lambda: 0.0)  # else no two records are the same
+    if cluster:
+        stub_slurm(cluster, faults).install()
     if faults:
         faults.install()
     try:
         return cli.main([str(word) for word in words])
     except SystemExit as end:
         return int(end.code or 0)
+
+
+def stub_slurm(cluster: Path, faults: Faults | None = None) -> StubSlurm:
+    return StubSlurm(cluster, faults.asks_slurm if faults else lambda name: "", forked)
 
 
 class _Forked(multiprocessing.get_context("fork").Process):
@@ -325,11 +348,16 @@ def left_over(runs_dir: Path) -> Iterator[str]:
 
 @dataclasses.dataclass(frozen=True)
 class Scenario:
-    """A command, given in a folder with these runs; `again` says what to give next, None where nothing is left to do."""
+    """A command, given in a folder with these runs."""
 
     name: str
     words: Callable[[Path], list]
     before: Path | None = None
+    on_slurm: bool = False
+
+    def cluster(self, folder: Path) -> Path | None:
+        """The jobs of its Slurm: next to the folder, where no call is counted."""
+        return Path(f"{folder}.jobs") if self.on_slurm else None
 
 
 def _run_again(runs_dir: Path, words: list) -> list | None:
@@ -345,7 +373,10 @@ def after_a_fault(
     scenario: Scenario, folder: Path, undisturbed: Mapping, rc: int, fault: str, built: set[str]
 ) -> list[str]:
     """Build the pages, give the command again, build the pages again, and say what is wrong; in a process of its own."""
-    runs_dir = folder / "runs"
+    runs_dir, cluster = folder / "runs", scenario.cluster(folder)
+    if cluster:  # the jobs of a submitter that is gone run, and somebody asks for their state
+        stub_slurm(cluster).run_pending()
+        command(["status", "--runs-dir", runs_dir], cluster=cluster)
     wait_for(runs_dir)
     problems = list(pages(runs_dir, folder / "reports", built))
     said = (folder / "said").read_text(errors="replace")
@@ -353,11 +384,12 @@ def after_a_fault(
         errors = "".join(str(one.status["error"]) for one in list_runs(runs_dir))
         if "Traceback (most recent call last)" in said:
             problems.append(f"a traceback: {said[-600:]}")
-        if rc and os.strerror(getattr(errno, fault)) not in said + errors:
+        words = _SAID.get(fault) or os.strerror(getattr(errno, fault))
+        if rc and words not in said + errors:
             problems.append(f"ended with {rc}, and nothing says why: {said[-600:]}")
     words = scenario.words(folder)
     words = words if words[0] == "sweep" else _run_again(runs_dir, words)
-    if words and (code := command(words)):
+    if words and (code := command(words, cluster=cluster)):
         problems.append(
             f"given again, the command ends with {code}: {(folder / 'said').read_text(errors='replace')[-600:]}"
         )
@@ -395,7 +427,8 @@ def try_place(
     folder = scratch / f"{scenario.name}-{place}-{fault}"
     prepare(scenario, folder)
     faults = Faults(folder, place, fault)
-    rc = forked(lambda: command(scenario.words(folder), faults), folder / "said")
+    cluster = scenario.cluster(folder)
+    rc = forked(lambda: command(scenario.words(folder), faults, cluster), folder / "said")
     answer = folder / "problems.json"
 
     def then() -> int:
@@ -409,8 +442,8 @@ def try_place(
     if code == 0:
         problems, shapes = json.loads(answer.read_text())
         built |= set(shapes)
-    for path in (folder, faults.calls):
-        shutil.rmtree(path) if path.is_dir() else path.unlink()
+    for path in (folder, faults.calls, Path(f"{folder}.jobs"), Path(f"{folder}.log")):
+        shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
     return problems
 
 
@@ -426,7 +459,8 @@ def undisturbed_record(scenario: Scenario, scratch: Path) -> tuple[dict[int, dic
     folder = scratch / f"{scenario.name}-undisturbed"
     prepare(scenario, folder)
     faults = Faults(folder)
-    if code := forked(lambda: command(scenario.words(folder), faults), folder / "said"):
+    cluster = scenario.cluster(folder)
+    if code := forked(lambda: command(scenario.words(folder), faults, cluster), folder / "said"):
         raise RuntimeError(
             f"{scenario.name}: ended with {code} without a fault: {(folder / 'said').read_text()[-2000:]}"
         )
@@ -434,7 +468,7 @@ def undisturbed_record(scenario: Scenario, scratch: Path) -> tuple[dict[int, dic
 
 
 def scenarios(scratch: Path) -> Iterator[Scenario]:
-    """A run, a sweep of two, and a run that is resumed behind its first checkpoint."""
+    """A run, a sweep of two here and on Slurm, and a run that is resumed behind its first checkpoint."""
     notebook = scratch / "every_place.ipynb"
     cells = [nbformat.v4.new_code_cell(source) for source in NOTEBOOK]
     cells[0].metadata["tags"] = ["parameters"]
@@ -446,6 +480,7 @@ def scenarios(scratch: Path) -> Iterator[Scenario]:
 
     yield Scenario("run", words("run", "-q", "-p", "seed=3"))
     yield Scenario("sweep", words("sweep", "-p", "seed=3,4"))
+    yield Scenario("sweep on Slurm", words("sweep", "-p", "seed=3,4", "--executor", "slurm"), on_slurm=True)
     stopped = scratch / "stopped"
     first = Scenario("stopped", words("run", "-q", "-p", "seed=3"))
     calls = undisturbed_record(first, scratch)[1]
@@ -507,6 +542,8 @@ def page() -> list[str]:
     parts = []
     for call in FAULTS:
         rows = [row for row in result["counts"] if row["call"] == call]
+        if not rows:  # none of its places was tried
+            continue
         parts.append(f"{call} {sum(row['as undisturbed'] for row in rows)} of {sum(row['tried'] for row in rows)}")
     tried = sum(row["tried"] for row in result["counts"])
     return [f"{', '.join(parts)}; {tried:,} of {result['places']:,} places were tried ({made_with(result)})."]

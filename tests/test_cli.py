@@ -38,6 +38,19 @@ def test_report_builds_every_report_and_an_index_beside_the_runs(capsys, tmp_pat
     assert "1 run," in (tmp_path / "one" / "index.html").read_text()
 
 
+def test_report_writes_nothing_where_a_linked_run_lies(capsys, tmp_path):
+    """Whoever may put a link into the runs folder would choose where pages are written."""
+    write_run(tmp_path / "runs")
+    linked = write_run(tmp_path / "elsewhere", "2026-9")
+    (tmp_path / "runs" / linked.notebook / "2026-9").symlink_to(linked.path)
+    before = sorted(path.name for path in linked.path.iterdir())
+    assert call(capsys, "report", "--runs-dir", tmp_path / "runs")[0] == 0
+    assert sorted(path.name for path in linked.path.iterdir()) == before
+    assert (tmp_path / "reports" / linked.notebook / "2026-9.html").is_file()
+    assert call(capsys, "report", linked.path, "--out", tmp_path / "one")[0] == 0  # it is named
+    assert (linked.path / "report.html").is_file()
+
+
 def test_redacted_reports_go_to_a_folder_of_their_own_and_name_no_host_or_path(capsys, tmp_path):
     write_run(tmp_path / "runs", result={"headline": {"name": "saved in", "value": str(tmp_path / "secret")}})
     code, out, _ = call(capsys, "report", "--redact", "--runs-dir", tmp_path / "runs")

@@ -7,6 +7,7 @@ import signal
 import pytest
 
 from benchmarks.every_place import Faults, forked
+from benchmarks.stub_slurm import REFUSED, StubSlurm
 from workbench.runs.files import append_rows, open_lines, write_json
 
 WRITES = ["open", "write", "rename"]  # of a small file
@@ -62,3 +63,51 @@ def test_a_torn_write_leaves_half_a_line(folder):
 
     assert forked(call, folder.parent / "said") == -signal.SIGKILL
     assert (folder / "rows.jsonl").read_text() == '{"step'
+
+
+def test_memory_that_runs_out_is_a_memory_error(folder):
+    faults = Faults(folder, 2, "memory")
+
+    def call():
+        faults.install()
+        try:
+            write_json(folder / "a.json", {"a": 1})
+        except MemoryError:
+            return 7
+        return 0
+
+    assert forked(call, folder.parent / "said") == 7
+    assert list(folder.iterdir()) == []
+
+
+# --- the stand-in for Slurm -------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def jobs(folder):
+    """Submits two jobs of runs that are not there, which fail; returns the commands, and sets how the next call fails."""
+    faults = []
+    cluster = StubSlurm(folder / "jobs", lambda name: faults.pop() if faults else "", forked)
+    write_json(folder / "tasks.json", {"runs": ["no run", "none"], "notebook": "a.ipynb", "requeues": 0, "how": {}})
+    return cluster, faults, ("sbatch", "--parsable", str(folder / "job.sbatch"))
+
+
+def test_a_job_waits_once_and_has_then_ended(jobs):
+    cluster, _, submit = jobs
+    assert (cluster.command(*submit).stdout, cluster.command(*submit).stdout) == ("1\n", "2\n")
+    waiting = cluster.command("squeue").stdout
+    assert [line.split("|")[:2] for line in waiting.splitlines()] == [
+        [name, "PENDING"] for name in ("1_0", "1_1", "2_0", "2_1")
+    ]
+    asked = cluster.command("squeue")
+    assert (asked.returncode, asked.stdout) == (1, "") and "Invalid job id" in asked.stderr
+    assert cluster.command("sacct").stdout.splitlines()[0] == "1_0|FAILED|None|n1"
+
+
+def test_a_submission_whose_answer_is_lost_is_one(jobs):
+    cluster, faults, submit = jobs
+    faults[:] = ["refused"]
+    assert cluster.command(*submit).stderr == REFUSED
+    assert cluster.command("squeue").stdout == ""
+    faults[:] = ["lost"]
+    assert (cluster.command(*submit).returncode, cluster.command("squeue").stdout.count("PENDING")) == (1, 2)

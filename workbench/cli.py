@@ -536,6 +536,7 @@ def _report(args) -> int:
     """
     from .lab.batch.audit import audit_done
     from .lab.reports import build_index, default_folder
+    from .lab.reports.index import lies_below
 
     others = [p for p in args.runs if not (p / "params.json").is_file()]
     runs = [load_run(p) for p in args.runs if p not in others] or ([] if others else list_runs(args.runs_dir))
@@ -549,7 +550,8 @@ def _report(args) -> int:
     if not runs:
         return 0
     code = _print_rows(runs, check_readable)
-    audit_done(runs)
+    root = None if args.runs else Path(args.runs_dir or runs_root())
+    audit_done([run for run in runs if root is None or lies_below(run, root)])
     folder = args.out or default_folder(args.runs_dir, redact=args.redact)
     if not args.runs:
         from .lab.reports.sweep import rebuild_sweep_reports  # loads what draws
@@ -557,7 +559,7 @@ def _report(args) -> int:
         _, unread = rebuild_sweep_reports(args.runs_dir or runs_root(), folder, redact=args.redact)
         for line in unread:
             print(one_line(hide_tokens(line)), file=sys.stderr)
-    print(build_index(runs, folder, redact=args.redact))
+    print(build_index(runs, folder, redact=args.redact, root=root))
     return code
 
 

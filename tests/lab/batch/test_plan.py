@@ -16,6 +16,7 @@ from workbench.errors import ParameterError, RunError
 from workbench.lab.batch.code import code_of
 from workbench.lab.batch.plan import claim, parse_grid, plan_run, plan_sweep
 from workbench.runs import lock
+from workbench.runs.files import write_json
 from workbench.runs.parameters import notebook_parameters
 from workbench.runs.run import Run, list_runs, record_execution, set_status
 
@@ -186,6 +187,21 @@ def test_resume_refuses_other_parameters_and_runs_that_are_done_or_going(hand_ma
         plan_run(path, {}, root=root, resume="nowhere")
 
 
+def test_a_run_with_another_default_is_offered_for_resuming(hand_made, tmp_path):
+    """The notebook of an older version had another default: nothing has exactly these parameters."""
+    path, root = hand_made(), tmp_path / "runs"
+    run = plan_run(path, {"steps": 3}, root=root).prepare()
+    write_json(run.path / "params.json", run.params | {"seed": 99})
+    set_status(run.path, "interrupted")
+    offered = (
+        rf"parameters: none; with the given ones and other defaults: {run.id} \(interrupted\); name one with --resume"
+    )
+    with pytest.raises(RunError, match=offered):
+        plan_run(path, {"steps": 3}, root=root, resume="")
+    with pytest.raises(RunError, match=r"parameters: none$"):
+        plan_run(path, {"steps": 4}, root=root, resume="")
+
+
 def test_a_run_with_parameters_that_the_notebook_does_not_take_is_not_resumed(hand_made, tmp_path):
     path, root = hand_made(), tmp_path / "runs"
     for params in ({"fail = 0\nimport os\nfail": 1}, {"steps": 1000}, {"steps": None}):
@@ -266,7 +282,11 @@ def test_what_other_code_has_done_is_not_done(notebook, tmp_path):
     Path(path).write_text(text.replace("seed: int = 0", "seed: int = 1"))  # a parameter's default is no code
     assert [e.action for e in plan_sweep(path, {"seed": "0..1"}, root)] == ["skip", "skip"]
     Path(path).write_text(text.replace("save_result(", "print(); save_result("))
-    assert [e.action for e in plan_sweep(path, {"seed": "0..1"}, root)] == ["run", "run"]
+    plan = plan_sweep(path, {"seed": "0..2"}, root)
+    assert [e.action for e in plan] == ["run", "run", "run"]
+    done = [one.id for one in list_runs(root)]
+    lines = [f"run    seed={n}  ({done[n]} is done, with other code)" for n in range(2)]
+    assert [str(e) for e in plan] == [*lines, "run    seed=2"]
 
 
 def test_a_plan_reads_the_parameters_of_each_run_of_the_notebook_once(notebook, tmp_path, monkeypatch):

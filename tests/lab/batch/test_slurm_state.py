@@ -94,6 +94,15 @@ def test_what_a_job_writes_while_slurm_answers_stays(tmp_path, monkeypatch):
     assert run.status["state"] == "done"
 
 
+def test_a_run_submitted_while_slurm_named_no_cluster_is_asked_about(tmp_path, monkeypatch):
+    run = create_run("by_hand", {}, tmp_path)
+    set_status(run.path, "running", owner={"job": "9", "cluster": None})
+    monkeypatch.setattr(slurm_state, "slurm_config", lambda: {"ClusterName": "a"})
+    monkeypatch.setattr(slurm_state, "ask_slurm", lambda jobs: {"9": JobState("OUT_OF_MEMORY")})
+    slurm_state.refresh([run])
+    assert run.status["error"].startswith("Slurm: OUT_OF_MEMORY")
+
+
 def test_run_with_a_known_job_lives_without_its_process(tmp_path, monkeypatch):
     run = create_run("by_hand", {}, tmp_path)
     set_status(run.path, "queued", owner={"job": "12_3", "log": "x.err", "pid": 2**22 + 1, "host": os.uname().nodename})

@@ -55,7 +55,8 @@ class Entry:
 
     `how`: `kernel`, `cwd`, `execution_timeout` and `code` of `execute_run`. `problem` says why it could not be started. With
     `force` a run is resumed although another host may execute it; see `run.take_run`. `there`: the runs that the points of a
-    sweep are looked for in; None where there is no sweep.
+    sweep are looked for in; None where there is no sweep. `done_before`: a run of the same parameters that is done, with other
+    code, where a new one is to be made.
     """
 
     varied: dict
@@ -68,6 +69,7 @@ class Entry:
     there: "RunsByParameters | None" = None
     how: Mapping = dataclasses.field(default_factory=dict)
     problem: str = ""
+    done_before: Run | None = None
 
     @property
     def to_run(self) -> bool:
@@ -114,7 +116,8 @@ class Entry:
     def __str__(self) -> str:
         """Its line in the plan: action, name, and the run that is there already, with what its audit found wrong."""
         if self.run is None:
-            return f"{self.action:6} {self.name}"
+            before = f"  ({self.done_before.id} is done, with other code)" if self.done_before else ""
+            return f"{self.action:6} {self.name}{before}"
         about = [self.run.id, self.state]
         if self.other_code:
             about.append("with other code than it began with")
@@ -230,8 +233,10 @@ def plan_sweep(
         point = dict(zip(grid, values, strict=True))
         full = full_parameters(known, {**(fixed or {}), **point})
         varied = {name: value for name, value in point.items() if len(grid[name]) > 1}
-        action, run = _action(there.with_parameters(full), code)
-        entries.append(Entry(varied, full, action, run, path, root, there=there, how=how))
+        same = there.with_parameters(full)
+        action, run = _action(same, code)
+        before = _last_done(same) if action == "run" else None
+        entries.append(Entry(varied, full, action, run, path, root, there=there, how=how, done_before=before))
     return entries
 
 
@@ -296,6 +301,16 @@ def _action(runs: Sequence[Run], code: str) -> tuple[str, Run | None]:
     return "run", None
 
 
+def _last_done(runs: Sequence[Run]) -> Run | None:
+    """The newest of these runs that is done."""
+    done = None
+    for run in runs:
+        with contextlib.suppress(RunError, OSError):  # `_action` has warned of it
+            if run.status["state"] == "done":
+                done = run
+    return done
+
+
 def full_parameters(known: Mapping[str, Parameter], params: Mapping) -> dict:
     """Return what a run records: every parameter the runner does not set, as given or by default."""
     for name in SET_BY_RUNNER:
@@ -329,7 +344,11 @@ def _find_resumable(notebook: str, full: dict, given: dict, root: Path | None, r
         found = [r for r in same if r.status["state"] in ("interrupted", "failed")]
         if not found:
             states = ", ".join(f"{r.id} ({r.status['state']})" for r in same) or "none"
-            raise RunError(f"nothing to resume: runs of {notebook} with these parameters: {states}")
+            others = _unfinished_with(given, list_runs(root, notebook))
+            way_out = (
+                f"; with the given ones and other defaults: {others}; name one with --resume RUN" if others else ""
+            )
+            raise RunError(f"nothing to resume: runs of {notebook} with these parameters: {states}{way_out}")
     run = found[-1]
     state = run.status["state"]
     if state == "done" or (state in GOING and not (force and what_is_unknown(run.status))):
@@ -338,6 +357,16 @@ def _find_resumable(notebook: str, full: dict, given: dict, root: Path | None, r
             state, held = unknown, "; if that has ended, `--force` takes the run"
         raise RunError(f"{run.path}: is {state}; only an interrupted or failed run can be resumed{held}")
     return run
+
+
+def _unfinished_with(given: Mapping, runs: Sequence[Run]) -> str:
+    """Name the interrupted and failed runs that have the parameters given, whatever their others are."""
+    names = []
+    for run in runs:
+        with contextlib.suppress(RunError, OSError):  # a damaged run is not offered
+            if given.items() <= run.params.items() and run.status["state"] in ("interrupted", "failed"):
+                names.append(f"{run.id} ({run.status['state']})")
+    return ", ".join(names[-5:])
 
 
 # --- the plan, shown ------------------------------------------------------------------------------------------------

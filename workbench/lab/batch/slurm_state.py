@@ -139,9 +139,11 @@ def refresh(runs: Sequence[Run]) -> None:
     statuses = [(run, run.status) for run in runs]
     going = [(r, s) for r, s in statuses if s["state"] in GOING and s["owner"].get("job")]
     here = slurm_config().get("ClusterName") if going else None
-    for run, status in [pair for pair in going if here and pair[1]["owner"].get("cluster", here) != here]:
+    for run, status in list(going):
+        there = status["owner"].get("cluster")  # None where Slurm did not say as the run was submitted
+        if not here or not there or there == here:
+            continue
         going.remove((run, status))
-        there = status["owner"]["cluster"]
         warn_user(f"{run.path}: is a job of cluster {there}, this is {here}; shown as last known")
     if not going:
         return

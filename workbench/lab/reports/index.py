@@ -24,15 +24,16 @@ from .sparkline import sparkline
 WITHOUT_NUMBERS = re.compile(r"[-+]?\d[\d.,e%+-]*")
 
 
-def build_index(runs: Sequence[Run], folder: Path, *, redact: bool = False) -> Path:
+def build_index(runs: Sequence[Run], folder: Path, *, redact: bool = False, root: Path | None = None) -> Path:
     """Put each run's report into `folder`, and into the run's own, and write `index.html` over them.
 
     A card for the newest run of each notebook, in the notebooks' order; then a table of all runs, newest first. Each is
-    rendered again: a page that lies there may be anyone's.
+    rendered again: a page that lies there may be anyone's. With `root`, nothing is written into a run's own folder that lies
+    elsewhere, behind a link.
     """
     hide = hider(runs, redact)
     runs = sorted(runs, key=lambda r: r.id, reverse=True)
-    rows = _index_rows(runs, folder, hide, redact)
+    rows = _index_rows(runs, folder, hide, redact, root=root)
     audits = _audits(runs)
     cards = _cards(rows, runs, hide)
     others = sorted(p.name for p in folder.glob("*.html") if p.name != "index.html")
@@ -127,7 +128,12 @@ def _audits(runs: Sequence[Run]) -> dict[str, str]:
 
 
 def _index_rows(
-    runs: Sequence[Run], folder: Path, hide: Callable[[str], str], redact: bool, only: Sequence[str] = ()
+    runs: Sequence[Run],
+    folder: Path,
+    hide: Callable[[str], str],
+    redact: bool,
+    only: Sequence[str] = (),
+    root: Path | None = None,
 ) -> list[dict]:
     """A row a run, with each run's report put into `folder`; `only`: names of the parameters to show, all if empty."""
     rows: list[dict] = []
@@ -147,7 +153,9 @@ def _index_rows(
         try:
             check_notebook_name(row["notebook"])
             row["curve"] = sparkline(run)
-            _put_pages(run, folder / link, redact, hide)
+            build_report(run, redact=redact, path=folder / link, hide=hide)
+            if not redact and (root is None or lies_below(run, root)):
+                _copy_pages(run, folder / link)
         except Exception as error:
             problem = problem or _reason(run, error)
             with contextlib.suppress(OSError):
@@ -169,11 +177,13 @@ def _reason(run: Run, error: Exception) -> str:
     return str(error) if isinstance(error, WorkbenchError) else f"{run.path}: {type(error).__name__}: {error}"
 
 
-def _put_pages(run: Run, page: Path, redact: bool, hide: Callable[[str], str]) -> None:
-    """The report of a run and its page of completions, also in the run's own folder where they are not redacted."""
-    build_report(run, redact=redact, path=page, hide=hide)
-    if redact:
-        return
+def lies_below(run: Run, root: Path) -> bool:
+    """Whether a run's folder is in this folder of runs, and not behind a link that leads elsewhere."""
+    return run.path.is_relative_to(root.resolve())
+
+
+def _copy_pages(run: Run, page: Path) -> None:
+    """Put the report of a run and its page of completions into the run's own folder, too."""
     with contextlib.suppress(OSError):  # the run's folder may be another's, or read-only
         write_page(run.path / "report.html", page.read_text(encoding="utf-8"))
         microscope = _microscope(page)
