@@ -15,8 +15,6 @@ from workbench.runs.results import Claim, claim_titles, load_claims, results_of
 from workbench.runs.run import Run, check_readable, list_runs
 
 PAGE = Path(__file__).parents[1] / "docs" / "evidence" / "claims.md"
-# A toy is no verdict on a claim about a model that people train.
-ON_A_TOY = {"confirmed": "seen on a toy", "refuted": "not seen on a toy"}
 BEGIN, END = "<!-- claims: written by `python -m tools.claims` -->", "<!-- end of claims -->"
 
 
@@ -94,8 +92,8 @@ def _row(untested: Row, runs: list[Run]) -> Row:
 
 def _verdict(run: Run, name: str) -> str:
     """Of all results about a claim: their verdict, or how many have which."""
-    other_words = ON_A_TOY if run.toy else {}
-    counts = Counter(other_words.get(r.verdict, r.verdict) for r in results_of(run.result) if r.claim == name)
+    own = [dataclasses.replace(r, toy=run.toy) for r in results_of(run.result) if r.claim == name]
+    counts = Counter(r.verdict for r in own)
     if len(counts) == 1:
         return next(iter(counts))
     return f"in part: {', '.join(f'{n} {word}' for word, n in counts.most_common())}"

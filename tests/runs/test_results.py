@@ -26,7 +26,7 @@ def test_a_verdict_is_a_truth_value_or_none_with_a_reason(holds):
 
 
 def test_a_result_comes_back_as_it_was_saved(tmp_path):
-    run = write_run(tmp_path)
+    run = write_run(tmp_path, params={"model": "smollm2"})
     results = [Result("it ends at 3", np.bool_(True)), Result("at most 0", False, "of 9", "A4.3")]
     results.append(Result("a server", None, "not run: no GPU"))
     save_result(run, results, {"n": np.int64(3), "m": 2.5})
@@ -120,3 +120,12 @@ def test_a_number_without_an_interval_decides_nothing():
     assert Interval(3.0, 3.0, 3.0, 0.95, 1, "", "").above(1) == (None, "one seed: its scatter is unknown")
     verdicts = [interval(*ends).above(1)[0] for ends in ((1.1, 2), (0.1, 0.9), (1, 2))]
     assert verdicts == [True, False, None]
+
+
+def test_a_toy_decides_no_claim(tmp_path):
+    results = [Result("3 times the passes", True, claim="A0.2"), Result("it ends", True)]
+    toy, real = (write_run(tmp_path, name, params={"model": name}, state="running") for name in ("starter", "smollm2"))
+    assert [each.verdict for each in show_results(results, toy)] == ["seen on a toy", "passed"]
+    assert [each.verdict for each in show_results(results, real)] == ["confirmed", "passed"]
+    save_result(toy, results)
+    assert [each.verdict for each in results_of(toy.result)] == ["seen on a toy", "passed"]

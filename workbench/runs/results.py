@@ -84,6 +84,7 @@ NOT_RUN, NOT_COMPARABLE = "not run: ", "not comparable: "
 # True, False, None: of a published claim, and of a check of the run itself.
 _CLAIM = ("confirmed", "refuted", "inconclusive", "not tested", "not comparable")
 _CHECK = ("passed", "failed", "inconclusive", "skipped")
+_OF_A_TOY = {"confirmed": "seen on a toy", "refuted": "not seen on a toy"}  # which decides nothing about a real model
 
 
 @dataclasses.dataclass(frozen=True)
@@ -98,6 +99,7 @@ class Result:
             toy model cannot decide a claim about a real one. With True or False: the criterion, if the sentence needs one.
         claim: id of the published claim that this confirms or refutes, as in `data/claims.json`; without one this is a check.
             A failed check makes the run fail. A refuted claim is a finding, and does not.
+        toy: a toy model was measured. `show_results` and `save_result` set it from the run.
 
     Raises:
         ParameterError: `holds` is not True, False or None, or it is None without a reason.
@@ -107,6 +109,8 @@ class Result:
         'passed'
         >>> Result("3.3 x the forward passes", True, claim="A0.2").verdict
         'confirmed'
+        >>> Result("3.3 x the forward passes", True, claim="A0.2", toy=True).verdict
+        'seen on a toy'
         >>> Result("1.2 (0.8 to 1.7) x the seconds", None, "its interval holds 1", "A0.2").verdict
         'inconclusive'
         >>> Result("it peaks at step 79", None, "not comparable: a toy of 80 steps", "A4.2").verdict
@@ -119,6 +123,7 @@ class Result:
     holds: bool | None = None
     why: str = ""
     claim: str = ""
+    toy: bool = dataclasses.field(default=False, repr=False)
 
     @classmethod
     def of(cls, says: str, measured: object, criterion: object, *, claim: str = "", digits: str = ".3g") -> "Result":
@@ -160,12 +165,13 @@ class Result:
 
     @property
     def verdict(self) -> str:
-        """Of a claim: confirmed, refuted, inconclusive, not tested, not comparable. Of a check: passed, failed, inconclusive,
-        skipped.
+        """Of a claim: confirmed, refuted, inconclusive, not tested, not comparable, seen on a toy, not seen on a toy. Of a
+        check: passed, failed, inconclusive, skipped.
         """
         words = _CLAIM if self.claim else _CHECK
         if self.holds is not None:
-            return words[0 if self.holds else 1]
+            word = words[0 if self.holds else 1]
+            return _OF_A_TOY.get(word, word) if self.toy else word
         if self.claim and self.why.startswith(NOT_COMPARABLE):
             return _CLAIM[4]
         return words[3 if self.why.startswith(NOT_RUN) else 2]
@@ -226,15 +232,23 @@ def _as_text(result: Result) -> str:
     return f"{result.verdict}:{about} {result.says}" + (f" ({result.reason})" if result.reason else "")
 
 
-def show_results(results: Iterable[Result]) -> ResultTable:
+def show_results(results: Iterable[Result], run: Run | None = None) -> ResultTable:
     """Show results as a table at the end of a cell, each next to the words of its claim. The table is a sequence of them.
+
+    Args:
+        results: a row each.
+        run: which they are of. A run of a toy model confirms and refutes no claim.
 
     Example:
         >>> show_results([Result("The loss is that of its definition", False, claim="A5.3")])
         refuted: the claim "With `mask_truncated_completions` the tokens that are left out still divide the loss" (trl#6439)
             The loss is that of its definition
     """
-    return ResultTable(results)
+    return ResultTable(_of_run(results, run) if run else results)
+
+
+def _of_run(results: Iterable[Result], run: Run) -> list[Result]:
+    return [dataclasses.replace(result, toy=run.toy) for result in results]
 
 
 def save_result(run: Run, results: Sequence[Result], numbers: Mapping[str, float] | None = None) -> Path:
@@ -257,7 +271,7 @@ def save_result(run: Run, results: Sequence[Result], numbers: Mapping[str, float
     headline = next(({"name": name, "value": value} for name, value in numbers.items()), None)
     write_json(
         path,
-        {"headline": headline, "results": [dataclasses.asdict(r) for r in results], "numbers": numbers},
+        {"headline": headline, "results": [dataclasses.asdict(r) for r in _of_run(results, run)], "numbers": numbers},
         durable=True,
     )
     if lock.holds(run.path):
@@ -274,7 +288,7 @@ def results_of(result: Mapping) -> list[Result]:
         >>> results_of({"results": [{"says": "it rises", "holds": True}]})
         [Result(says='it rises', holds=True, why='', claim='')]
     """
-    fields = ("says", "holds", "why", "claim")
+    fields = ("says", "holds", "why", "claim", "toy")
     return [Result(**{name: r[name] for name in fields if name in r}) for r in result.get("results", [])]
 
 
@@ -286,4 +300,4 @@ def count_verdicts(results: Iterable[Result], *, claims: bool) -> dict[str, int]
         {'passed': 2}
     """
     counts = Counter(r.verdict for r in results if bool(r.claim) == claims)
-    return {word: counts[word] for word in (_CLAIM if claims else _CHECK) if counts[word]}
+    return {word: counts[word] for word in ((*_CLAIM, *_OF_A_TOY.values()) if claims else _CHECK) if counts[word]}
