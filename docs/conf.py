@@ -13,7 +13,7 @@ author = copyright = "the authors of Workbench"
 
 extensions = ["myst_nb"]
 root_doc = "docs/index"
-include_patterns = ["docs/**.md", "CHANGELOG.md", "CONTRIBUTING.md", "data/README.md"]
+include_patterns = ["docs/**.md", "CHANGELOG.md", "CONTRIBUTING.md", "data/README.md", "data/rl_faults/README.md"]
 # A notebook of your own in notebooks/ is no page: those of the site are in the toctree of docs/start/notebooks.md.
 _listed = re.findall(
     r"^\.\./\.\./(notebooks/\w+)$", (ROOT / "docs/start/notebooks.md").read_text(encoding="utf-8"), re.M
@@ -78,11 +78,13 @@ def _label_cells(app, page, template, context, doctree) -> None:
 
 
 def _link_addresses(soup: BeautifulSoup, cell: Tag) -> None:
-    """Make links of the addresses in a cell of nothing else, as a CSV has them."""
-    addresses = cell.get_text(" ", strip=True).split()
-    if not addresses or cell.find("a") or not all(one.startswith("https://") for one in addresses):
+    """Make links of the addresses in a cell of nothing else, as a CSV has them, or of `write-up of ADDRESS`."""
+    lead, of, listed = cell.get_text(" ", strip=True).rpartition("write-up of ")
+    addresses = listed.split()
+    if lead or not addresses or cell.find("a") or not all(one.startswith("https://") for one in addresses):
         return
     cell.clear()
+    cell.append(of)
     for address in addresses:
         link = soup.new_tag("a", href=address, attrs={"class": "reference external"})
         link.string = unquote(address.rpartition("/")[2])

@@ -9,7 +9,7 @@ from importlib.util import find_spec
 import pytest
 from conftest import NOTEBOOKS, need, workbench
 from executed_notebook import assert_whole
-from test_resumed_notebooks import TRAINING
+from test_resumed_notebooks import RUN_HERE_ALONE
 
 from workbench.runs import list_runs
 
@@ -49,4 +49,4 @@ def test_a_notebook_runs_from_top_to_bottom(notebook, runs_dir, starter_folder):
 
 
 def test_every_notebook_is_run():
-    assert [path.stem for path in NOTEBOOKS] == sorted({*SMALL, *TRAINING})
+    assert [path.stem[:2] for path in NOTEBOOKS] == sorted([*(name[:2] for name in SMALL), *RUN_HERE_ALONE])

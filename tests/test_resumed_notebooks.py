@@ -50,7 +50,7 @@ TRAINING = {
     "09_is_the_sampler_the_policy": ("steps=4 seeds=1", (), ("progress.json", 9)),
     "10_do_the_weights_move": ("steps=4 seeds=1", (), ("progress.json", 9)),
 }
-TOO_SHORT = {"01_ppo_eos_stop": ("The reward rises in every training",)}  # for this result
+RUN_HERE_ALONE = ("02", "07", "08", "09", "10")  # test_notebook_runs.py has the others
 SAMPLED_BY_TRANSFORMERS = [name for name, (_, parts, _) in TRAINING.items() if "vllm" not in parts]
 
 
@@ -121,7 +121,8 @@ def undisturbed(tmp_path_factory):
             root = tmp_path_factory.mktemp(notebook[:2]) / "runs"
             process, run = run_notebook(notebook, TRAINING[notebook][0], root)
             assert run.status["state"] == "done", f"{run.status}\n{process.stderr[-4000:]}"
-            assert_whole(run, TOO_SHORT.get(notebook, ()))
+            if notebook[:2] in RUN_HERE_ALONE:
+                assert_whole(run)
             runs[notebook] = run
         return runs[notebook]
 
