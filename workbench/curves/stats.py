@@ -237,8 +237,10 @@ def _errors_to_see(freedom: int, level: float, power: float = POWER) -> float:
     from scipy.special import chdtri, ndtr
 
     shares = (np.arange(200) + 0.5) / 200
-    errors = np.sqrt(chdtri(freedom, shares) / freedom)  # of an experiment, as a share of the true standard error
-    bounds = _t_bound(freedom, level) * errors[:, None]  # of the other experiment, in true standard errors
+    # Quantiles of an estimated standard error, in units of the true one.
+    errors = np.sqrt(chdtri(freedom, shares) / freedom)
+    # What another experiment has to exceed, in the same units.
+    bounds = _t_bound(freedom, level) * errors[:, None]
     return float(brentq(lambda size: ndtr(size * errors - bounds).mean() - power, 0.1, 1000))
 
 

@@ -26,7 +26,7 @@ RIGHT, WRONG, MORE = "right", "wrong", "more"
 _MOST_ROWS = 20
 _SLOW = 1.0  # seconds for a completion
 _ROWS_IF_SLOW = 2
-_LITTLE = 0.05  # of what a right answer earns more than a wrong one
+_LITTLE = 0.05  # the share of the gap between a right and a wrong answer that is ignored
 _SHOWN = 90  # characters of a completion
 FORMS = {
     "the bare answer": "{}",
@@ -454,7 +454,8 @@ class _Trial:
             earned[name] = pair
             self.table.append((f"{name}, right", "form", *_summary(pair[0], None), _shown(_fill(form, rights[0]))))
             self.table.append((f"{name}, wrong", "form", *_summary(pair[1], None), _shown(_fill(form, wrongs[0]))))
-        gains = {name: round(_mean(pair[0] - pair[1]), 9) for name, pair in earned.items()}  # of equal ones the first
+        # Rounded, so that of equal gains the first one counts.
+        gains = {name: round(_mean(pair[0] - pair[1]), 9) for name, pair in earned.items()}
         best = max(gains, key=lambda name: -np.inf if np.isnan(gains[name]) else gains[name])
         right, wrong = earned[best]
         self.paid = (_mean(right) + _mean(wrong)) / 2

@@ -550,7 +550,7 @@ def text_key(prompt: list[int], ids: list[int]) -> tuple:
 
 
 def _products(expected: torch.Tensor | None, used: torch.Tensor | None) -> tuple[float, float, float]:
-    """Of two gradients of a tensor, of which either may be None: the product of both, and the square of each, in float64."""
+    """Return the dot product of two gradients of a tensor and the square of each, in float64. None counts as zero."""
     first, second = (None if gradient is None else gradient.double().flatten() for gradient in (expected, used))
     dot = 0.0 if first is None or second is None else float(first @ second)
     return dot, 0.0 if first is None else float(first @ first), 0.0 if second is None else float(second @ second)

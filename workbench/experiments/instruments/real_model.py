@@ -14,7 +14,7 @@ from ...runs.text import html_table
 
 FILE = "smollm2.json"
 NAMES = {"smollm2": "SmolLM2-135M-Instruct"}  # a run's parameter `model` -> the model's name
-ALIKE = 0.9  # of the letters of two sentences, apart from numbers, are the same: one was only punctuated anew
+ALIKE = 0.9  # the share of equal letters, numbers apart, from which on two sentences say the same
 MEASURED = "measured"  # the folder of what the programs of benchmarks/ stored
 
 

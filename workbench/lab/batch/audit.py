@@ -25,7 +25,7 @@ def write_audit(run: Run, expects: Mapping[str, Sequence[str]]) -> None:
 
     `expects`: see `expected_findings`.
     """
-    found = _found(run, expects)
+    found = _audit_of(run, expects)
     with contextlib.suppress(OSError):  # a full disk; the run reads as not audited
         try:
             _ = run.audit
@@ -39,7 +39,7 @@ def problem_so_far(run: Run) -> str:
 
     Nothing is written: the notebook goes on, and its run is audited when it ends.
     """
-    findings = RunFindings.of(_found(run, _expected_in(run)))
+    findings = RunFindings.of(_audit_of(run, _expected_in(run)))
     return findings.names if findings.problems else ""
 
 
@@ -51,8 +51,8 @@ def audit_done(runs: Sequence[Run]) -> None:
                 write_audit(run, _expected_in(run))
 
 
-def _found(run: Run, expects: Mapping[str, Sequence[str]]) -> dict:
-    """What `audit.json` holds. An audit that fails says why in it."""
+def _audit_of(run: Run, expects: Mapping[str, Sequence[str]]) -> dict:
+    """Audit the trainings of a run, and return what `audit.json` holds. The error of a failed audit is in it."""
     try:
         with interruptible():
             report, damaged = audit_recorded(run.path)

@@ -178,7 +178,7 @@ def _reason(run: Run, error: Exception) -> str:
 
 
 def lies_below(run: Run, root: Path) -> bool:
-    """Whether a run's folder is in this folder of runs, and not behind a link that leads elsewhere."""
+    """Return True if the run lies in this folder of runs itself, False if a link leads to it elsewhere."""
     return run.path.is_relative_to(root.resolve())
 
 
