@@ -56,6 +56,18 @@ def test_where_all_groups_have_equal_rewards_the_rest_is_named_as_of_other_terms
     assert "whatever gradient other terms give" in found.says
 
 
+@pytest.mark.parametrize("names", [("critic/score/mean", "actor/grad_norm"), ("critic_score_mean", "actor_grad_norm")])
+def test_advice_for_a_log_of_verl_has_verls_names(names, tmp_path):
+    rows = [f"{step},0.0,0.0" for step in range(1, 31)]
+    (tmp_path / "metrics.csv").write_text("\n".join([",".join(("step", *names)), *rows, ""]))
+    run = read(tmp_path / "metrics.csv")
+    (found,) = (one for one in check(run) if one.rule == "zero-gradient")
+    said = f"{found.says} {found.advice}"
+    assert run.trainer == "verl"
+    assert "log_completions" not in said
+    assert "generation_kwargs" not in said
+
+
 @pytest.mark.parametrize(
     "equal",
     [

@@ -161,6 +161,7 @@ _WORDS = {
         "sampling/sampling_logp_difference (TRL with vLLM and importance sampling correction does)": (
             "training/rollout_probs_diff_mean (actor_rollout_ref.rollout.calculate_log_probs=True)"
         ),
+        "generation_kwargs": "the sampling parameters",
         "top_p=1, top_k=0 and min_p=None": "actor_rollout_ref.rollout.top_p=1 and top_k=-1",
         "frac_reward_zero_std": "critic/advantages/min and max",
         "completions/clipped_ratio": "response_length/clip_ratio",

@@ -51,8 +51,8 @@ def tidied(runs: Sequence[Found]) -> list[Found]:
 
 def _named(run: Found) -> Found:
     """With the trainer, where its own columns tell it."""
-    columns = {str(c).removeprefix("train/") for c in run.table}
-    if run.trainer is None and columns & {"critic/score/mean", "critic/rewards/mean"}:
+    columns = {str(c).removeprefix("train/").replace("critic/", "critic_").replace("/mean", "_mean") for c in run.table}
+    if run.trainer is None and columns & {"critic_score_mean", "critic_rewards_mean"}:
         return run._replace(trainer="verl")
     if run.trainer is None and columns & {"global_step/max_steps", "train_speed(iter/s)", "memory(GiB)"}:
         return run._replace(trainer="ms-swift")
