@@ -7,10 +7,14 @@ import pytest
 import torch
 import trl
 from configuration_models import not_images, pictures, seeing
+from datasets import Dataset
+from peft import LoraConfig, get_peft_model
 from step_cases import BASE, FAULTS, HEALTHY, LORA, PROMPTS, length, make, of_prompt
+from transformers import AutoModelForCausalLM
 
 from workbench import attach_watch
 from workbench.errors import ParameterError
+from workbench.experiments.recipes import resolve_model
 from workbench.watch.attach import StepCheck
 from workbench.watch.check_step import check_step
 
@@ -319,3 +323,121 @@ def test_a_check_runs_no_pass_beyond_those_it_is_said_to(tmp_path):
     assert check_step(trainer).first is None
     generation, loss, alone, moved = [8], [4] * 2, [1] * 8, [4] * 2 * 2
     assert sorted(texts) == sorted(generation + loss + alone + moved), texts
+
+
+OPTIONS = {"min_new_tokens": 8, "no_repeat_ngram_size": 2, "suppress_tokens": [70], "do_sample": False}
+
+
+@pytest.mark.parametrize("name", OPTIONS)
+def test_an_option_that_only_the_sampler_has_is_named(name, tmp_path):
+    trainer = make(tmp_path)
+    setattr(trainer.generation_config, name, OPTIONS[name])
+    sampling = check_step(trainer)["sampling"]
+    assert sampling.verdict == "different", sampling
+    assert f"args.{name} is None, the trainer has {OPTIONS[name]}" in sampling.cause, sampling
+
+
+def test_an_option_of_the_config_is_none_of_the_sampler_alone(tmp_path):
+    sampling = check_step(make(tmp_path, generation_kwargs={"min_new_tokens": 8}))["sampling"]
+    assert sampling.verdict == "cannot tell" and "the trainer has" not in sampling.cause, sampling
+
+
+class ColumnsOfTheNextRow(trl.GRPOTrainer):
+    def _calculate_rewards(self, inputs, *args):
+        return super()._calculate_rewards(inputs[1:] + inputs[:1], *args)
+
+
+class ColumnsMadeUp(trl.GRPOTrainer):
+    def _calculate_rewards(self, inputs, *args):
+        return super()._calculate_rewards([row | {"wanted": row["wanted"] + 0.5} for row in inputs], *args)
+
+
+def near(completions, wanted, **_):
+    return [-abs(len(text) - number) for text, number in zip(completions, wanted, strict=True)]
+
+
+@pytest.mark.parametrize("cls, rows", [(ColumnsOfTheNextRow, "rows 3, 7"), (ColumnsMadeUp, ""), (trl.GRPOTrainer, "")])
+def test_a_column_of_another_row_is_named(cls, rows, tmp_path):
+    trainer = make(tmp_path, cls=cls, funcs=[near])
+    trainer.train_dataset = Dataset.from_dict({"prompt": PROMPTS, "wanted": [5, 20, 30, 40]})
+    rewards = check_step(trainer)["rewards"]
+    assert (rewards.verdict == "different") == (rewards.where == "rows 3, 7") == bool(rows), rewards
+    assert ("other values of 'wanted' than 2 of 8 rows" in rewards.cause) == bool(rows), rewards
+
+
+class ReferenceWithoutAdapter(trl.GRPOTrainer):
+    def _generate_and_score_completions(self, inputs):
+        output = super()._generate_and_score_completions(inputs)
+        ids, mask = ([output[f"prompt_{name}"], output[f"completion_{name}"]] for name in ("ids", "mask"))
+        width = output["completion_ids"].shape[1]
+        with torch.no_grad(), self.model.disable_adapter():
+            scored = self._get_per_token_logps_and_entropies(self.model, torch.cat(ids, 1), torch.cat(mask, 1), width)
+        return output | {"ref_per_token_logps": scored[0]}
+
+
+@pytest.mark.parametrize("cls, verdict", [(ReferenceWithoutAdapter, "different"), (trl.GRPOTrainer, "same")])
+def test_the_reference_of_a_trained_adapter_is_its_start(cls, verdict, tmp_path):
+    torch.manual_seed(1)
+    model = get_peft_model(AutoModelForCausalLM.from_pretrained(resolve_model("starter")), LORA["peft_config"])
+    for name, parameter in model.named_parameters():
+        if "lora_B" in name:
+            parameter.data.normal_(0, 0.3)
+    reference = check_step(make(tmp_path, cls=cls, model=model, beta=0.2))["reference"]
+    assert reference.verdict == verdict, reference
+
+
+class DecaysAll(trl.GRPOTrainer):
+    def get_decay_parameter_names(self, model):
+        return [name for name, _ in model.named_parameters()]
+
+
+@pytest.mark.parametrize("cls, verdict", [(DecaysAll, "cannot tell"), (trl.GRPOTrainer, "same")])
+def test_decay_of_biases_and_norms_is_told(cls, verdict, tmp_path):
+    update = check_step(make(tmp_path, cls=cls, weight_decay=0.1, learning_rate=1e-4))["update"]
+    assert update.verdict == verdict, update
+    assert ("which transformers" in update.cause or "what transformers decays" in update.cause) == (cls is DecaysAll), (
+        update
+    )
+
+
+class MeansOfEachOther(trl.GRPOTrainer):
+    def _generate_and_score_completions(self, inputs):
+        output = super()._generate_and_score_completions(inputs)
+        first, second = (self._metrics["train"][f"rewards/{name}/mean"] for name in self.reward_func_names)
+        first[-1], second[-1] = second[-1], first[-1]
+        return output
+
+
+@pytest.mark.parametrize("cls, verdict", [(MeansOfEachOther, "different"), (trl.GRPOTrainer, "same")])
+def test_the_mean_of_another_function_is_no_metric_of_it(cls, verdict, tmp_path):
+    metrics = check_step(make(tmp_path, cls=cls))["metrics"]
+    assert metrics.verdict == verdict, metrics
+    assert ("rewards/length/mean is logged as" in metrics.cause) == (cls is MeansOfEachOther), metrics
+
+
+@pytest.mark.parametrize("preserved", [False, True])
+def test_a_layer_computed_again_has_the_same_dropout(preserved, tmp_path):
+    config = LoraConfig(r=4, target_modules="all-linear", task_type="CAUSAL_LM", lora_dropout=0.3)
+    options = {"use_reentrant": False, "preserve_rng_state": preserved}
+    recomputed = {"gradient_checkpointing": True, "gradient_checkpointing_kwargs": options}
+    gradient = check_step(make(tmp_path, more={"peft_config": config}, learning_rate=1e-4, **recomputed))["gradient"]
+    assert (gradient.verdict == "different") == (not preserved), gradient
+    assert ("preserve_rng_state=False" in gradient.cause) == (not preserved), gradient
+
+
+class DividedByAll(trl.GRPOTrainer):
+    def _compute_loss(self, model, inputs):
+        loss = super()._compute_loss(model, inputs)
+        return loss * self.current_gradient_accumulation_steps / self.args.gradient_accumulation_steps
+
+
+@pytest.mark.parametrize("cls", [DividedByAll, trl.GRPOTrainer])
+def test_a_watch_checks_the_micro_batches_of_an_epochs_end(cls, tmp_path):
+    parts = {"gradient_accumulation_steps": 3, "steps_per_generation": 1, "loss_type": "grpo", "max_steps": 1}
+    trainer = make(tmp_path, cls=cls, **parts)
+    check = StepCheck(trainer, 1, tell=lambda line: None)
+    trainer.train()
+    assert len(PROMPTS) * 4 // 8 == 2  # micro-batches of an epoch, of the 3
+    first = check.reports[1].first
+    assert (first is not None) == (cls is DividedByAll), check.reports[1]
+    assert first is None or first.name in ("loss", "gradient"), first

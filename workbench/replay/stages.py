@@ -397,6 +397,10 @@ def check_metrics(step: Step) -> Stage | None:
         return None
     rewards = row_rewards(step.rewards[0], step.settings["reward_weights"])
     expected = {"reward": float(np.nanmean(rewards))}
+    names = step.settings.get("reward_func_names") or []
+    for name, column in zip(names, step.rewards[0].T, strict=False):
+        if names.count(name) == 1 and not np.isnan(column).all():
+            expected[f"rewards/{name}/mean"] = float(np.nanmean(column))
     limits = step.settings["reward_clip_range"] if step.kind == "RLOO" else None
     # RLOO compares groups with the KL penalty in the rewards.
     penalized = step.kind == "RLOO" and step.settings["beta"]
@@ -441,7 +445,7 @@ def with_deviations(step: Step, stages: Sequence[Stage | None]) -> list[Stage]:
     """
     said: dict[str, list[str]] = {}
     for name, (of_args, of_trainer) in step.deviations.items():
-        stage = "advantages" if name == "beta" and step.kind == "RLOO" else SETTING_STAGES[name]
+        stage = "advantages" if name == "beta" and step.kind == "RLOO" else SETTING_STAGES.get(name, "sampling")
         said.setdefault(stage, []).append(f"args.{name} is {of_args}, the trainer has {of_trainer}")
     present = [stage for stage in stages if stage]
     for name in said.keys() - {stage.name for stage in present}:

@@ -108,14 +108,24 @@ class Step:
 
     def sampler_values(self) -> dict[str, Any]:
         """Settings with which a sampler draws from another distribution than the one that is scored."""
-        neutral: dict[str, tuple] = {"top_p": (1.0,), "top_k": (0, -1), "min_p": (0.0,), "repetition_penalty": (1.0,)}
-        neutral |= {"temperature": (self.settings.get("temperature"),), "do_sample": (True,), "typical_p": (1.0,)}
-        neutral |= {"presence_penalty": (0.0,), "frequency_penalty": (0.0,), "no_repeat_ngram_size": (0,)}
-        neutral |= {"epsilon_cutoff": (0.0,), "eta_cutoff": (0.0,), "num_beams": (1,), "guidance_scale": (1.0,)}
-        neutral |= {"min_new_tokens": (0,), "min_length": (0,), "min_tokens": (0,)}
-        neutral |= dict.fromkeys(_RULES, ())
+        neutral = neutral_options(self.settings.get("temperature"))
         used = {name: self.settings.get(name) for name in _SAMPLER} | dict(self.settings.get("generation_kwargs") or {})
         return {n: v for n, v in used.items() if n in neutral and v is not None and v not in neutral[n]}
+
+
+def neutral_options(temperature: float | None) -> dict[str, tuple]:
+    """Options of samplers, each with the values at which the scored distribution is sampled; None is neutral too.
+
+    Example:
+        >>> neutral_options(0.7)["temperature"]
+        (0.7,)
+    """
+    neutral: dict[str, tuple] = {"top_p": (1.0,), "top_k": (0, -1), "min_p": (0.0,), "repetition_penalty": (1.0,)}
+    neutral |= {"temperature": (temperature,), "do_sample": (True,), "typical_p": (1.0,)}
+    neutral |= {"presence_penalty": (0.0,), "frequency_penalty": (0.0,), "no_repeat_ngram_size": (0,)}
+    neutral |= {"epsilon_cutoff": (0.0,), "eta_cutoff": (0.0,), "num_beams": (1,), "guidance_scale": (1.0,)}
+    neutral |= {"min_new_tokens": (0,), "min_length": (0,), "min_tokens": (0,)}
+    return neutral | dict.fromkeys(_RULES, ())
 
 
 def returned_rewards(calls: Sequence[list], counts: Sequence[int], functions: int) -> np.ndarray | None:

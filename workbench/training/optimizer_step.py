@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from transformers import Adafactor
+from transformers import Adafactor, Trainer
 
 from ..replay.optimizers import adafactor_step, adam_step, clip_factor, sgd_step
 from .snapshot import Snapshot, host_copy
@@ -124,7 +124,7 @@ def _described(
     step.is_own = not _is_made_by_transformers(trainer, optimizer, is_new)
     if not step.is_own:
         step.unlike_args = _settings_unlike_args(trainer, optimizer)
-    elif is_new or trainer.optimizer is not optimizer:
+    if is_new or trainer.optimizer is not optimizer:
         step.other_decay = _of_the_other_group(trainer, optimizer)
     return step
 
@@ -159,7 +159,7 @@ def _of_the_other_group(trainer: Any, optimizer: Any) -> list[str]:
     decays = [group.get("weight_decay") for group in optimizer.param_groups]
     if not trainer.args.weight_decay or decays != [trainer.args.weight_decay, 0.0]:
         return []
-    decayed = set(trainer.get_decay_parameter_names(trainer.model))
+    decayed = set(Trainer.get_decay_parameter_names(trainer, trainer.model))  # a subclass may have its own
     names = {id(p): name for name, p in trainer.model.named_parameters()}
     groups = [[names.get(id(p)) for p in group["params"]] for group in optimizer.param_groups]
     wrong = [[name for name in groups[0] if name not in decayed], [name for name in groups[1] if name in decayed]]

@@ -77,12 +77,17 @@ class StepRecord:
 
 
 def record_step(
-    trainer: Any, batch: list[dict] | None = None, reuse: bool = False, record: StepRecord | None = None
+    trainer: Any,
+    batch: list[dict] | None = None,
+    reuse: bool = False,
+    record: StepRecord | None = None,
+    steps: int | None = None,
 ) -> StepRecord:
     """Run one update of a trainer on its first batch and leave weights, random state, metrics and record as they were.
 
     With `reuse` it is the update that comes next in the training, on completions that were sampled before an earlier one.
-    A `record` of a kind of its own can be given, to be filled.
+    A `record` of a kind of its own can be given, to be filled. `steps` are the micro-batches of the update, where these are
+    fewer than `gradient_accumulation_steps`.
 
     Raises:
         RunError: vLLM that does not sample, as one that is closed.
@@ -100,7 +105,7 @@ def record_step(
         stack.callback(StepListener(trainer, record).off)
         batches = _batches(trainer, batch)
         if not reuse:
-            trainer.current_gradient_accumulation_steps = trainer.args.gradient_accumulation_steps
+            trainer.current_gradient_accumulation_steps = steps or trainer.args.gradient_accumulation_steps
         steps = trainer.current_gradient_accumulation_steps
         model = trainer.model_wrapped
         record.averaged = isinstance(model, torch.nn.parallel.DistributedDataParallel)
@@ -536,6 +541,8 @@ def _heard(function: Any, record: StepRecord, own: Mapping[str, Any]) -> Any:
                 unlike = {first + row for row, (its, ours) in pairs if its != ours}
                 if unlike:
                     record.judged_otherwise.setdefault(name, set()).update(unlike)
+        for name, rows in _mixed_columns(kwargs, own.get("inputs") or []).items():
+            record.judged_otherwise.setdefault(f"values of {name!r}", set()).update(first + row for row in rows)
         result = function(*args, **kwargs)
         if isinstance(result, Iterator):  # it can be read once
             result = list(result)
@@ -543,6 +550,31 @@ def _heard(function: Any, record: StepRecord, own: Mapping[str, Any]) -> Any:
         return result
 
     return scored
+
+
+def _mixed_columns(columns: Mapping[str, Any], rows: list[dict]) -> dict[str, list[int]]:
+    """The rows that get the value of another row, by column. A value that no row has was made on purpose.
+
+    Example:
+        >>> _mixed_columns({"answer": [4, 3, 9]}, [{"answer": 3}, {"answer": 4}, {"answer": 5}])
+        {'answer': [0, 1]}
+    """
+    mixed = {}
+    for name in set(columns) & set(rows[0] if rows else ()) - {"prompt", "completion", "completion_ids"}:
+        values, own = columns[name], [row.get(name) for row in rows]
+        if not isinstance(values, list) or len(values) != len(own):
+            continue
+        unlike = [i for i, (its, ours) in enumerate(zip(values, own, strict=True)) if not _is_same(its, ours)]
+        mixed[name] = [i for i in unlike if any(_is_same(values[i], other) for other in own)]
+    return {name: found for name, found in sorted(mixed.items()) if found}
+
+
+def _is_same(a: Any, b: Any) -> bool:
+    """Say whether two values of a column are one; arrays, which cannot be compared so, are if they are one object."""
+    try:
+        return a is b or bool(a == b)
+    except (ValueError, RuntimeError, TypeError):
+        return False
 
 
 def _is_coroutine(function: Any) -> bool:

@@ -11,7 +11,7 @@ import torch
 from ..errors import ParameterError
 from ..replay.grpo_math import LossRow
 from ..replay.stages import SETTING_STAGES, sampled_tokens
-from ..replay.step import MicroRows, SampledRow, Step, Turn, returned_rewards
+from ..replay.step import MicroRows, SampledRow, Step, Turn, neutral_options, returned_rewards
 from .record_distillation import DistillationRecord, DivergenceCall
 from .record_step import MicroBatch, StepRecord
 from .rows import eos_ids, policy_of, tokenizer_of, trl_ends
@@ -41,6 +41,7 @@ def step_of(trainer: Any, kind: str, record: StepRecord) -> Step:
     deviations, begun = deviations_of(trainer), trainer.state.global_step > 0
     settings = vars(args) | {
         "reward_weights": _weights_of_args(trainer),
+        "reward_func_names": list(getattr(trainer, "reward_func_names", [])),
         "gradient_accumulation_steps": len(record.micro_batches),  # fewer at the end of an epoch
         "rollout_func": getattr(trainer, "rollout_func", None) is not None,
         "router_aux_loss_coef": router_coefficient(trainer),
@@ -102,6 +103,13 @@ def _deviations_of_sampler(trainer: Any) -> dict[str, tuple[Any, Any]]:
         of_args, of_config = own.get(name, getattr(args, name)), getattr(config, name, None)
         if of_config is not None and not _equal(of_args, of_config):
             deviations[name] = of_args, of_config
+    image = getattr(policy_of(trainer).config, "image_token_id", None)  # TRL never samples this token
+    for name, neutral in neutral_options(args.temperature).items():
+        of_config = getattr(config, name, None)
+        if hasattr(args, name) or of_config is None or of_config in neutral or of_config == [image]:
+            continue
+        if not _equal(own.get(name), of_config):
+            deviations[name] = own.get(name), of_config
     return deviations
 
 

@@ -80,9 +80,11 @@ def check_new_step(trainer: Any, batch: list[dict], step: int, meant: Sequence[s
     It starts with the completions that the trainer still has, so that one that trains these once more is found.
     """
     kind, names = kind_of(trainer), stage_names("meant", meant)
-    if kind not in ("GRPO", "RLOO") or trainer._buffered_inputs is None:
+    if kind not in ("GRPO", "RLOO"):
         return check_step(trainer, batch, meant)
-    record = record_step(trainer, batch, reuse=True)
+    # The last update of an epoch can have fewer micro-batches.
+    steps, reuse = trainer.current_gradient_accumulation_steps, trainer._buffered_inputs is not None
+    record = record_step(trainer, batch, reuse, steps=steps)
     with modules_restored(trainer):
         judge = Judge(trainer, step_of(trainer, kind, record), record)
         if not record.reused:

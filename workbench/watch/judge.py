@@ -402,13 +402,16 @@ class Judge:
         return f"{options} is set" if options else "cause not found; not: a shift by a token"
 
     def _by_reference(self, texts: Sequence[tuple[list[int], list[int]]]) -> list[np.ndarray] | None:
-        """Log-probs of completions by the reference: a model, or what lies below the policy's adapter; None: not known."""
+        """Log-probs of completions by the reference: a model, an adapter, or what lies below the policy's; None: not known."""
         model = getattr(self.trainer, "ref_model", None)
         below: Any = contextlib.nullcontext()
         if model is None:
-            if "ref" in getattr(self.policy, "peft_config", {"ref": None}):
+            adapters = getattr(self.policy, "peft_config", None)
+            if adapters is None:
                 return None
-            model, below = self.policy, self.policy.disable_adapter()
+            # TRL keeps a copy of an adapter that is trained on.
+            model = self.policy
+            below = adapter_in_use(model, "ref") if "ref" in adapters else model.disable_adapter()
         with below, evaluating(model), without_autocast(model):
             return [self._score(model, prompt, ids).logps for prompt, ids in texts]
 
@@ -431,6 +434,10 @@ class Judge:
             return self._moved(stage)
         if stage.verdict != "different":
             return stage
+        options = self.trainer.args.gradient_checkpointing_kwargs or {}
+        if self.trainer.args.gradient_checkpointing and options.get("preserve_rng_state") is False:
+            cause = f"preserve_rng_state=False, and the model has dropout ({', '.join(dropouts)}): the backward pass"
+            return replace(stage, cause=f"{cause} computes the layers again with another dropout")
         record = record_without_dropout(self.trainer, self.record)
         again = Judge(self.trainer, step_of(self.trainer, self.step.kind, record), record)
         stage = again._moved(again._gradient(loss))
@@ -543,6 +550,19 @@ def odd_share(values: np.ndarray) -> tuple[float, float] | None:
         if chance < _CHANCE and abs(within / len(values) - share) > _LEAST_OFF:
             found.append((float(chance), share, within / len(values)))
     return min(found)[1:] if found else None
+
+
+@contextlib.contextmanager
+def adapter_in_use(model: Any, name: str) -> Iterator[None]:
+    """Let a PEFT model compute with another of its adapters. What trains is afterwards what trained before."""
+    active, trains = model.active_adapter, [(p, p.requires_grad) for p in model.parameters()]
+    model.set_adapter(name)
+    try:
+        yield
+    finally:
+        model.set_adapter(active)
+        for parameter, does in trains:
+            parameter.requires_grad_(does)
 
 
 def text_key(prompt: list[int], ids: list[int]) -> tuple:
