@@ -228,6 +228,8 @@ def _add_audit_options(audit: argparse.ArgumentParser) -> None:
     setting = "a setting of the run, by TRL's name"
     audit.add_argument("--set", action="append", default=[], metavar="NAME=VALUE", help=setting)
     audit.add_argument("--baseline", metavar="NAME", help="documented run to compare the reward with")
+    elsewhere = "the run's completions, if not next to its log: verl's rollout_data_dir"
+    audit.add_argument("--completions", type=Path, metavar="FOLDER", help=elsewhere)
     own = "Python file with your own rules; it is executed"
     audit.add_argument("--rules", type=Path, metavar="FILE", help=own)
     formats = "the same with readers of your own formats"
@@ -591,6 +593,7 @@ def _given_to_audit(args) -> dict:
         "model": args.model,
         "baseline": args.baseline,
         "settings": args.set,
+        "completions": args.completions,
     }
 
 

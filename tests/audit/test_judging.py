@@ -355,7 +355,7 @@ def test_the_line_counts_the_rules_that_a_setting_lets_speak(tmp_path):
     asked = [
         text for text in needs if re.search(r"completions\b(?!/)|rollout_data_dir", text) and "--model" not in text
     ]
-    assert f"and with trainer.rollout_data_dir=FOLDER {len(asked)} more" in text
+    assert f"and with trainer.rollout_data_dir=FOLDER and --completions FOLDER {len(asked)} more" in text
 
 
 def test_a_fall_from_a_peak_is_seen_in_a_smoothed_curve():

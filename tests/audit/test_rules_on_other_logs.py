@@ -10,12 +10,14 @@ from made_up import flat, log, rising
 from tensorboard_files import write_events
 
 from workbench.audit.check import check
+from workbench.audit.report import audit_run
 from workbench.audit.rules_data import log_damage
 from workbench.audit.rules_ends import never_stops
 from workbench.audit.rules_gradient import wasted_groups, zero_gradient
 from workbench.audit.rules_learning import no_learning, spikes
 from workbench.audit.rules_reward import dead_rewards
 from workbench.audit.rules_sampler import lost_to_correction
+from workbench.errors import ParameterError
 from workbench.logs.names import PART
 from workbench.logs.read import read
 
@@ -54,6 +56,38 @@ def test_a_learning_rate_of_0_beside_numbers_in_full_is_0():
 def test_where_all_groups_have_equal_rewards_the_rest_is_named_as_of_other_terms():
     found = zero_gradient(log(grad_norm=0.001, kl=0.03, reward=0.0, zero_std_share=1.0))
     assert "whatever gradient other terms give" in found.says
+
+
+def rollouts_of_verl(folder, texts):
+    """Write what verl's `rollout_data_dir` holds: two prompts of four completions a step, mixed by its balancing."""
+    folder.mkdir()
+    for step in range(1, 31):
+        rows = [{"input": f"prompt {n % 2}", "output": texts(step, n), "gts": "7", "score": 0.0} for n in range(8)]
+        lines = [json.dumps(row | {"step": step}) for row in rows]
+        (folder / f"{step}.jsonl").write_text("\n".join(lines) + "\n")
+
+
+@pytest.mark.parametrize(
+    ("texts", "cause"), [(lambda *_: "the same", "copies"), (lambda step, n: f"{step} {n}", "equal-rewards")]
+)
+def test_completions_of_verl_tell_copies_from_equal_rewards(texts, cause, tmp_path):
+    rows = [f"{step},0.0,0.0,2.0" for step in range(1, 31)]
+    head = "step,critic/score/mean,actor/grad_norm,actor/entropy"
+    (tmp_path / "metrics.csv").write_text("\n".join([head, *rows, ""]))
+    rollouts_of_verl(tmp_path / "rollouts", texts)
+    (run,) = audit_run(tmp_path / "metrics.csv", completions=tmp_path / "rollouts").runs
+    (found,) = (one for one in run.findings if one.rule == "zero-gradient")
+    assert found.cause == cause
+    assert "Read two completions" not in found.advice
+    alone = audit_run(tmp_path / "metrics.csv")
+    assert "rollout_data_dir=FOLDER and --completions FOLDER" in " ".join(str(alone).split())
+
+
+def test_completions_of_other_steps_are_refused(tmp_path):
+    (tmp_path / "metrics.csv").write_text("step,critic/score/mean\n" + "".join(f"{n},0.5\n" for n in range(100, 130)))
+    rollouts_of_verl(tmp_path / "rollouts", lambda *_: "a")
+    with pytest.raises(ParameterError, match=r"they are of the steps 1 to 30, and .*metrics\.csv has 100 to 129"):
+        audit_run(tmp_path / "metrics.csv", completions=tmp_path / "rollouts")
 
 
 @pytest.mark.parametrize("names", [("critic/score/mean", "actor/grad_norm"), ("critic_score_mean", "actor_grad_norm")])

@@ -8,8 +8,8 @@ from conftest import ROOT, call
 
 from benchmarks.reward_report import PLANTED, exact, healthy, planted, run_of
 from workbench.errors import ParameterError, RunError
+from workbench.logs.rollouts import load_completions
 from workbench.reward import feature, reward_report
-from workbench.reward.read import load_completions
 
 LONGER = [{"step": s, "prompt": "p", "completion": "word " * n, "reward": n} for s in range(30) for n in (1, 5, 9)]
 

@@ -22,6 +22,7 @@ from ..extras import install
 from ..logs.log import Log
 from ..logs.read import read_logs, recorded_logs
 from ..logs.reader import Reader
+from ..logs.rollouts import with_rollouts
 from ..logs.settings import PARAMETERS, facts_of, of_words
 from ..runs.secrets import hide_tokens
 from ..runs.text import html_table, labelled, one_line, printable
@@ -137,6 +138,10 @@ class RunAudit:
         has = f"; this log has {', '.join(self.has)}" if self.has else ""
         line = f"checked {len(self.findings) - len(silent)} of {len(self.findings)} rules{has}"
         helps = [(in_words_of(self.trainer, setting), rules) for setting, rules in what_would_help(silent)]
+        if self.trainer.startswith("verl"):  # whose completions do not lie next to its log
+            helps = [
+                (setting.replace("=FOLDER", "=FOLDER and --completions FOLDER"), rules) for setting, rules in helps
+            ]
         if helps:
             more = " and with ".join(f"{setting} {rules} more" for setting, rules in helps)
             line += f". With {more} could speak; --json has what each rule lacks"
@@ -206,6 +211,7 @@ def audit_run(
     settings: Sequence[str] = (),
     rules: Sequence[Rule] = (),
     readers: Sequence[Reader] = (),
+    completions: str | os.PathLike | None = None,
 ) -> AuditReport:
     """Read the log of any run and report what is wrong with it, why, and what the log cannot show.
 
@@ -219,10 +225,13 @@ def audit_run(
         settings: TRL settings of the run, such as `["scale_rewards=batch"]`, see `logs.settings.PARAMETERS`.
         rules: your own rules, made by `workbench.audit.rule`; the audit asks them after the built-in ones.
         readers: of your own formats, made by `workbench.logs.reader`; they are asked before the built-in ones.
+        completions: folder or file of the run's completions, if they do not lie next to its log: verl's `rollout_data_dir`,
+            prime-rl's step folders.
 
     Raises:
         ParameterError: a limit below 1 or below a logged length, an empty stop string, an unknown setting, a model that is
-            neither a folder nor on the hub, an unknown baseline, or a rule with the name of another.
+            neither a folder nor on the hub, an unknown baseline, a rule with the name of another, or completions of other
+            steps or for several runs.
         RunError: the path holds no log that can be read.
         MissingDependencyError: the path holds TensorBoard events, and TensorBoard is not installed.
     """
@@ -233,6 +242,10 @@ def audit_run(
         curve = load_baseline(baseline).curve()
         given["documented"] = {"name": baseline, "low": curve.low, "high": curve.high, "unit": curve.unit}
     logs = read_logs(path, readers=readers)
+    if completions is not None:
+        if len(logs) != 1:
+            raise ParameterError(f"completions={completions}: {path} holds {len(logs)} runs; expected the log of one")
+        logs = [with_rollouts(logs[0], completions)]
     for log in logs:
         longest = 0 if (lengths := log.logged("max_length")) is None else np.nanmax(lengths)
         if limit is not None and limit < longest:

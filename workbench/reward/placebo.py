@@ -12,10 +12,10 @@ import numpy as np
 
 from ..curves.stats import Interval, one_seed, seed_interval, seeds_needed
 from ..errors import ParameterError
+from ..logs.rollouts import message_text
 from .call import is_async, name_of, number, text_of
 from .explain import numbered
 from .features import FEATURES, Feature, answer_box, closed_tags, code_fences, feature, named
-from .read import message_text
 
 RANDOM, SHUFFLED = "random", "shuffled"
 

@@ -8,11 +8,11 @@ from typing import Any
 import numpy as np
 
 from ..curves.stats import Interval, change_interval
+from ..logs.rollouts import load_completions
 from ..runs.secrets import hide_tokens
 from ..runs.text import one_line, printable
 from .explain import centred, change_of_share, correlation, explain, live_rows, numbered
 from .features import Feature, checked, measured, right
-from .read import load_completions
 
 LEAST = 20  # groups with differing rewards
 LEVEL = 0.01  # of naming anything where nothing is paid, over all features of a report

@@ -14,12 +14,12 @@ from typing import Any
 import numpy as np
 
 from ..errors import ParameterError
+from ..logs.rollouts import COLUMNS
 from ..runs.files import json_lines
 from ..runs.secrets import hide_tokens
 from ..runs.text import one_line, printable
 from .answers import contains_answer, plain, wanted
 from .call import TRL, Asked, number, text_of
-from .read import COLUMNS
 
 SEVERITIES = PROBLEM, WARNING, NOTE = "problem", "warning", "note"
 RIGHT, WRONG, MORE = "right", "wrong", "more"

@@ -1,5 +1,6 @@
 """Recorded completions with their rewards, from any writer, as rows that features understand."""
 
+import dataclasses
 import json
 import os
 import re
@@ -10,9 +11,10 @@ from typing import Any
 import numpy as np
 
 from ..errors import ParameterError, RunError
-from ..logs.completions import read_completions, read_trl_completions, reward_functions
 from ..runs.completions import FILE, read_parts
 from ..runs.files import json_lines
+from .completions import completions_table, read_completions, read_trl_completions, reward_functions
+from .log import Log
 
 # Column of a row -> what the writers call it: the workbench and TRL, verl (`input`, `output`, `gts`, `score`), prime-rl.
 COLUMNS = {
@@ -76,6 +78,25 @@ def load_completions(source: Any, answers: Any = None) -> tuple[Any, list[str]]:
         if table["answer"].isna().all():
             raise ParameterError(f"answers: none of its {len(known)} prompts is a prompt of the completions")
     return table, damage
+
+
+def with_rollouts(log: Log, source: str | os.PathLike) -> Log:
+    """A log with completions that lie elsewhere, as in verl's `rollout_data_dir`, the rows of a prompt next to each other.
+
+    Raises:
+        RunError: nothing at `source` holds completions.
+        ParameterError: a column of them is missing, or none of them is of a step of the log.
+    """
+    table, damage = load_completions(source)
+    steps = log.steps["step"]
+    if not table["step"].isin(steps).any():
+        raise ParameterError(
+            f"completions={source}: they are of the steps {table['step'].min()} to {table['step'].max()}, and {log.name} has "
+            f"{steps.min():.0f} to {steps.max():.0f}; expected those of the same training"
+        )
+    of_prompt = table.groupby(["step", "prompt"], sort=False).ngroup()  # verl dumps rows in the order of their lengths
+    table = table.loc[of_prompt.sort_values(kind="stable").index]
+    return dataclasses.replace(log, completions=completions_table(table), damage=(*log.damage, *damage))
 
 
 def _named(raw):
