@@ -96,6 +96,20 @@ def pytest_collection_modifyitems(items) -> None:
             item.add_marker(pytest.mark.skip(reason="this TRL has no PPOTrainer"))
 
 
+def daily(cases, *chosen) -> list:
+    """Cases of one behaviour as the parameters of a test: those chosen are tried from day to day, the others are rare.
+
+    A case of several values is a tuple, and its first value stands for it.
+    """
+    names = [case[0] if isinstance(case, tuple) else case for case in cases]
+    assert [name for name in chosen if name not in names] == [], "chosen, but no case"
+    rows = []
+    for name, case in zip(names, cases, strict=True):
+        values = case if isinstance(case, tuple) else (case,)
+        rows.append(pytest.param(*values, marks=[] if name in chosen else pytest.mark.rare))
+    return rows
+
+
 def need(present, reason: str) -> None:
     """Skip the test when a part of the machine is absent; where everything is to be present (CI), fail."""
     if not present:

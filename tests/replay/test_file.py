@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 import trl
+from conftest import daily
 from step_cases import FAULTS, HEALTHY, length, make
 
 from workbench import attach_watch
@@ -46,7 +47,7 @@ def run(tmp_path_factory):
     return folder
 
 
-@pytest.mark.parametrize("name", HEALTHY)
+@pytest.mark.parametrize("name", daily(HEALTHY, "plain", "masked", "RLOO"))
 def test_kept_steps_of_a_healthy_run_have_no_difference(name, tmp_path):
     for path in kept(tmp_path, **HEALTHY[name]):
         report = replay_step(path)
@@ -57,7 +58,7 @@ def test_kept_steps_of_a_healthy_run_have_no_difference(name, tmp_path):
 SEEN = ["pads behind a stop", "mask", "rewards shifted", "advantages", "loss"]
 
 
-@pytest.mark.parametrize("name", SEEN)
+@pytest.mark.parametrize("name", daily(SEEN, "mask", "loss"))
 def test_a_fault_is_found_in_the_kept_step(name, tmp_path):
     options, stage, cause = FAULTS[name]
     first = replay_step(kept(tmp_path, steps=[2], **options)[0]).first
@@ -207,7 +208,10 @@ def trained(folder, options, **watched):
     return trainer, torch.random.get_rng_state(), [h.get("loss") for h in trainer.state.log_history]
 
 
-@pytest.mark.parametrize("options", [{}, {"warmup_steps": 2, "shuffle_dataset": True, "num_iterations": 2}])
+CHECKED = [{}, {"warmup_steps": 2, "shuffle_dataset": True, "num_iterations": 2}]
+
+
+@pytest.mark.parametrize("options", daily(CHECKED, CHECKED[1]))
 def test_a_watch_that_checks_steps_changes_no_number(options, tmp_path):
     plain, state, losses = trained(tmp_path / "a", options)
     seen, seen_state, seen_losses = trained(tmp_path / "b", options, check_every=2)
@@ -227,7 +231,7 @@ SEVERAL = [
 ]
 
 
-@pytest.mark.parametrize("options, expected", SEVERAL, ids=["iterations", "RLOO", "batches"])
+@pytest.mark.parametrize("options, expected", daily(SEVERAL, SEVERAL[0][0]), ids=["iterations", "RLOO", "batches"])
 def test_a_second_update_is_checked_with_its_ratios(options, expected, tmp_path):
     options = {"learning_rate": 1e-3, "beta": 0.1 * ("cls" not in options), **options}
     plain, state, losses = trained(tmp_path / "a", options)
@@ -247,6 +251,7 @@ def test_a_second_update_is_checked_with_its_ratios(options, expected, tmp_path)
             assert report[name].verdict in ("same", "rounding"), (step, report)
 
 
+@pytest.mark.rare
 def test_a_reused_generation_that_was_not_checked_is_said(tmp_path):
     seen, *_ = trained(tmp_path, {"num_iterations": 4}, check_every=3)
     (check,) = [each for each in seen.callback_handler.callbacks if isinstance(each, StepCheck)]
@@ -266,6 +271,7 @@ class Late(trl.GRPOTrainer):
         )
 
 
+@pytest.mark.rare  # test_planted_faults.py has one each day
 def test_a_fault_of_the_second_update_alone_is_said(tmp_path, capsys):
     trained(tmp_path, {"cls": Late, "num_iterations": 2, "learning_rate": 1e-3}, check_every=1)
     said = [line for line in capsys.readouterr().err.splitlines() if "step-check" in line]

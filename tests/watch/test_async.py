@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 from async_cases import AsyncGRPOTrainer, async_grpo_trainer, make, packing, samples
+from conftest import daily
 from step_cases import losing_a_gradient
 
 from workbench import attach_watch, audit_run, check_step
@@ -44,7 +45,7 @@ def equal_lengths(rows):
     return cut
 
 
-@pytest.mark.parametrize("name", HEALTHY)
+@pytest.mark.parametrize("name", daily(HEALTHY, "newest rows", "turns with a tool", "rows of two ages"))
 def test_a_healthy_update_has_no_difference(name, tmp_path):
     of_rows, of_trainer = HEALTHY[name]
     rows = samples(**of_rows)
@@ -178,7 +179,19 @@ FAULTS = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("name", FAULTS)
+@pytest.mark.parametrize(
+    "name",
+    daily(
+        FAULTS,
+        "positions that go on",
+        "shifted mask",
+        "larger advantages",
+        "old log-probs ignored",
+        "old rows",
+        "lost gradient",
+        "metric",
+    ),
+)
 def test_a_fault_is_named_at_its_stage(name, tmp_path, monkeypatch):
     fault, options, of_rows, stage, cause = FAULTS[name]
     if fault is not None:

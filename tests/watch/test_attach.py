@@ -32,7 +32,7 @@ def test_masked_stops_are_told_at_the_first_step_that_proves_them_and_once():
 
 
 def test_of_its_healthy_twin_only_the_false_metric_is_told():
-    assert set(told("stop_string", every=6)) == {"false-clipping"}
+    assert set(told("stop_string", every=12)) == {"false-clipping"}
 
 
 @pytest.mark.parametrize("steps, expected", [(21, []), (60, ["collapse"])])

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 import trl
+from conftest import daily
 from step_cases import make
 
 from workbench.errors import ParameterError
@@ -146,7 +147,19 @@ FAULTS = {
 }
 
 
-@pytest.mark.parametrize("name", FAULTS)
+@pytest.mark.parametrize(
+    "name",
+    daily(
+        FAULTS,
+        "negated",
+        "last token",
+        "other prompt",
+        "row twice",
+        "old log-probs",
+        "reference",
+        "of two micro-batches",
+    ),
+)
 def test_a_row_that_the_loss_takes_otherwise_is_named(name, tmp_path):
     options, cause = FAULTS[name]
     first = check_step(make(tmp_path, **options)).first
@@ -161,7 +174,10 @@ def kept(folder, steps=(1, 2), **options):
     return [folder / f"steps/step-{number:06d}.json.gz" for number in steps]
 
 
-@pytest.mark.parametrize("name", ["negated", "last token", "other prompt", "row twice", "old log-probs", "old sums"])
+KEPT = ("negated", "last token", "other prompt", "row twice", "old log-probs", "old sums")
+
+
+@pytest.mark.parametrize("name", daily(KEPT, "other prompt", "old sums"))
 def test_a_seam_of_a_kept_step_is_named(name, tmp_path):
     options, cause = FAULTS[name]
     for path in kept(tmp_path, **options):
@@ -197,7 +213,7 @@ LAYOUTS = {
 }
 
 
-@pytest.mark.parametrize("name", LAYOUTS)
+@pytest.mark.parametrize("name", daily(LAYOUTS, "half of a generation", "an update over two batches", "copies"))
 def test_rows_in_every_layout_are_as_they_were_generated(name, tmp_path):
     report = check_step(make(tmp_path / "a", **LAYOUTS[name]))
     assert report["batches"].verdict == "same", report
@@ -259,7 +275,7 @@ SETTINGS = {
 }
 
 
-@pytest.mark.parametrize("name", SETTINGS)
+@pytest.mark.parametrize("name", daily(SETTINGS, "reward_weights", "temperature", "loss_type"))
 def test_a_setting_that_the_trainer_ignores_is_named(name, tmp_path):
     value, other, stage = SETTINGS[name]
     cls = type("Ignoring", (OtherSettings,), {"other": other})
@@ -312,7 +328,9 @@ LOSSES = [{"loss_type": name} for name in ("dapo", "sapo", "cispo", "vespo", "gr
 LOSSES += [{"importance_sampling_level": "sequence", "num_iterations": 2}, {"off_policy_mask_threshold": 0.1}]
 
 
-@pytest.mark.parametrize("fields", LOSSES, ids=lambda fields: "-".join(map(str, fields.values())))
+@pytest.mark.parametrize(
+    "fields", daily(LOSSES, LOSSES[0], LOSSES[5]), ids=lambda fields: "-".join(map(str, fields.values()))
+)
 def test_an_advantage_for_each_token_is_checked(fields, tmp_path):
     report = check_step(make(tmp_path, cls=Discounted, beta=0.05, **fields))
     assert report.first is None and report["batches"].verdict == "same", report
@@ -358,7 +376,7 @@ def test_a_group_with_one_judged_row_is_no_difference(tmp_path):
     assert report.first is None and "frac_reward_zero_std" not in report["metrics"].cause, report
 
 
-@pytest.mark.parametrize("last", [float("inf"), 0.5])
+@pytest.mark.parametrize("last", daily([float("inf"), 0.5], float("inf")))
 def test_an_entropy_coefficient_that_adapts_is_modelled(last, tmp_path):
     fields = {
         "use_adaptive_entropy": True,

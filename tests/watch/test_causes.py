@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 import torch
 import trl
+from conftest import daily
 from step_cases import CopiedSamples, make
 from transformers import AutoModelForCausalLM
 
@@ -147,7 +148,7 @@ LOGPROBS = {
 }
 
 
-@pytest.mark.parametrize("name", LOGPROBS)
+@pytest.mark.parametrize("name", daily(LOGPROBS, "temperature", "shift", "rounding", "positions", "dropout", "noise"))
 def test_the_cause_of_other_log_probs_is_tested(name, tmp_path):
     options, cause = LOGPROBS[name]
     trainer = make(tmp_path, **options())
@@ -167,6 +168,7 @@ def test_a_cause_that_is_not_found_lists_what_was_tested(tmp_path):
         assert suspect in tested, first
 
 
+@pytest.mark.rare
 def test_bf16_weights_are_compared_in_float32_too(tmp_path):
     first = check_step(make(tmp_path, ShiftedByOne, model=starter(torch.bfloat16))).first
     assert "each is that of the token before it" in first.cause
@@ -239,7 +241,10 @@ def test_copies_without_a_cause_say_what_was_tested(tmp_path):
     assert "the sampler itself returned them; cause not found; not: greedy sampling, a seed" in cause
 
 
-@pytest.mark.parametrize("options", [{"temperature": 0.3}, {"top_k": 3}, {"min_p": 0.3}])
+SAMPLED = [{"temperature": 0.3}, {"top_k": 3}, {"min_p": 0.3}]
+
+
+@pytest.mark.parametrize("options", daily(SAMPLED, {"temperature": 0.3}))
 def test_a_setting_of_the_sampler_is_tested(options, tmp_path):
     fields = {"generation_kwargs": options, "per_device_train_batch_size": 16, "max_completion_length": 24}
     first = check_step(make(tmp_path, **fields)).first

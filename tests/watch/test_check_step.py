@@ -7,6 +7,7 @@ import pytest
 import torch
 import trl
 from configuration_models import not_images, pictures, seeing
+from conftest import daily
 from datasets import Dataset
 from peft import LoraConfig, get_peft_model
 from step_cases import BASE, FAULTS, HEALTHY, LORA, PROMPTS, length, make, of_prompt
@@ -25,13 +26,26 @@ def text_length(completions, **_):
     return [float(len(str(completion)) % 3) for completion in completions]
 
 
-@pytest.mark.parametrize("name", HEALTHY)
+@pytest.mark.parametrize("name", daily(HEALTHY, "plain", "bf16, LoRA", "masked", "RLOO", "ours"))
 def test_a_healthy_step_has_no_difference(name, tmp_path):
     report = check_step(make(tmp_path, **HEALTHY[name]))
     assert [stage.name for stage in report.stages if stage.verdict in ("different", "cannot tell")] == [], report
 
 
-@pytest.mark.parametrize("name", FAULTS)
+# Of each stage one fault: which others there are is asked in the tests of causes, batches, updates and off-policy losses.
+OF_EACH_STAGE = [
+    "sampled colder, said",
+    "pads behind a stop",
+    "mask",
+    "rewards shifted",
+    "advantages",
+    "positions",
+    "reference",
+]
+OF_EACH_STAGE += ["old log-probs", "metric", "loss", "gradient", "clipped away"]
+
+
+@pytest.mark.parametrize("name", daily(FAULTS, *OF_EACH_STAGE))
 def test_a_fault_is_found_at_its_stage(name, tmp_path):
     options, stage, cause = FAULTS[name]
     if callable(options.get("model")):
@@ -171,7 +185,7 @@ class OtherImages(trl.GRPOTrainer):
         return batch | {"pixel_values": batch["pixel_values"].flip(0)}
 
 
-@pytest.mark.parametrize("family", ["LLaVA", "Qwen2-VL"])
+@pytest.mark.parametrize("family", daily(["LLaVA", "Qwen2-VL"], "LLaVA"))
 @pytest.mark.parametrize("cls, verdict", [(trl.GRPOTrainer, "same"), (OtherImages, "different")])
 def test_rows_keep_the_images_they_were_generated_with(family, cls, verdict, tmp_path):
     parts = seeing(family)
@@ -253,10 +267,13 @@ QUERY, UP = "model.layers.0.self_attn.q_proj.weight", "model.layers.1.mlp.up_pro
 NORM = "model.layers.1.input_layernorm.weight"
 
 
-@pytest.mark.parametrize("fault, named, bf16", [
+BACKWARD = [
     (detached_layer, "model.", False), (half_backward, "model.", False), (zeroed(QUERY), QUERY, False),
     (zeroed(NORM), NORM, False), (zeroed(NORM), NORM, True),
-])  # fmt: skip
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("fault, named, bf16", daily(BACKWARD, detached_layer, BACKWARD[2][0]))
 def test_a_backward_pass_that_is_wrong_for_both_is_found(fault, named, bf16, tmp_path):
     trainer = make(tmp_path, bf16=bf16)
     fault(trainer.model)
@@ -271,10 +288,13 @@ def test_rows_without_gradient_are_found(tmp_path):
     assert f"most in {UP}" in check_step(trainer).first.cause
 
 
-@pytest.mark.parametrize("options", [
+MOVED = [
     {}, {"bf16": True}, {"more": LORA}, {"loss_type": "cispo", "beta": 0.1, "entropy_coef": 0.1},
     {"cls": trl.RLOOTrainer, "gradient_accumulation_steps": 2}, {"gradient_checkpointing": True, "loss_type": "vespo"},
-])  # fmt: skip
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("options", daily(MOVED, {}, {"more": LORA}))
 def test_the_loss_of_a_healthy_step_moves_as_it_says(options, tmp_path):
     gradient = check_step(make(tmp_path, **options))["gradient"]
     assert gradient.verdict in ("same", "rounding") and "the loss moves as it says" in gradient.cause, gradient

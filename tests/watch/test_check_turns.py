@@ -7,6 +7,7 @@ import torch
 import trl
 from configuration_models import TWO_TURNS, calling, in_library, rolling_out, tokenizer, two_turns
 from configuration_runs import STOCK, build
+from conftest import daily
 
 from workbench.replay.file import replay_step
 from workbench.training.recording import StepRecorder
@@ -16,7 +17,7 @@ pytestmark = pytest.mark.slow
 
 
 @pytest.mark.parametrize("who", ["stock", "ours"])
-@pytest.mark.parametrize("turns", [calling, in_library, rolling_out])
+@pytest.mark.parametrize("turns", daily([calling, in_library, rolling_out], calling, rolling_out))
 def test_turns_of_a_healthy_step_are_the_same(who, turns):
     report = check_step(build(who, "GRPO", TWO_TURNS, **turns()))
     assert report["turns"].verdict == "same" and report["mask"].verdict == "same", report
@@ -119,14 +120,16 @@ class FirstTokenLost(trl.GRPOTrainer):
 LOOPS = [AnswerTokenInTheLoss, FirstTokenLeftOut, FirstTurnLeftOut, LastAnswerTokenLost, ShorterAnswer, CutInFront]
 
 
-@pytest.mark.parametrize("cls", [*LOOPS, OtherOrder, FirstTokenLost])
+@pytest.mark.parametrize(
+    "cls", daily([*LOOPS, OtherOrder, FirstTokenLost], AnswerTokenInTheLoss, FirstTurnLeftOut, CutInFront)
+)
 def test_a_fault_in_the_loop_of_tools_is_found(cls, monkeypatch):
     monkeypatch.setitem(STOCK, "GRPO", cls)
     first = check_step(build("stock", "GRPO", TWO_TURNS, **calling())).first
     assert first is not None and first.name == "turns"
 
 
-@pytest.mark.parametrize("cls", [OtherOrder, FirstTokenLost])
+@pytest.mark.parametrize("cls", daily([OtherOrder, FirstTokenLost], OtherOrder))
 def test_rows_that_were_not_sampled_are_found_in_one_turn(cls, monkeypatch):
     monkeypatch.setitem(STOCK, "GRPO", cls)
     first = check_step(build("stock", "GRPO")).first

@@ -3,6 +3,7 @@
 from collections import Counter
 
 import pytest
+from conftest import daily
 
 from benchmarks.faults import checked, judged
 from benchmarks.named_faults import FAULTS, OFF_POLICY, TABLE_OF, replayed
@@ -27,7 +28,17 @@ SOME = {
 }
 
 
-@pytest.mark.parametrize("name", SOME)
+@pytest.mark.parametrize(
+    "name",
+    daily(
+        SOME,
+        "completions encoded again",
+        "reference is another model",
+        "CISPO: weights not detached",
+        "optimizer without the mlp",
+        "gradient x 1.004",
+    ),
+)
 def test_a_named_fault_is_named_at_its_stage(name):
     row = judged(FAULTS[name], checked(FAULTS[name]), {})
     result, cause = SOME[name]

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 import trl
+from conftest import daily
 from step_cases import make
 
 from workbench import check_step
@@ -163,7 +164,20 @@ def test_a_right_loss_of_ones_own_is_the_same(settings, ratio, tmp_path):
     assert report.first is None and report["ratios"].verdict == report["loss"].verdict == "same", report
 
 
-@pytest.mark.parametrize("name", FAULTS)
+@pytest.mark.parametrize(
+    "name",
+    daily(
+        FAULTS,
+        "clip range",
+        "no clip",
+        "old ignored",
+        "policy for reference",
+        "k1",
+        "tokens for a sequence",
+        "RLOO, no clip",
+        "cispo",
+    ),
+)
 def test_a_fault_that_ratios_of_1_hide_is_named(name, tmp_path):
     cls, settings, stage, cause = FAULTS[name]
     first = check_step(make(tmp_path, cls, **OFTEN, **settings)).first
@@ -181,8 +195,9 @@ RICH = {"beta": 0.05, "epsilon_high": 0.28, "top_entropy_quantile": 0.5, "entrop
 MASKED = {"beta": 0.05, "use_bias_correction_kl": True, "off_policy_mask_threshold": 0.1}
 
 
-@pytest.mark.parametrize("more", [PLAIN, RICH, MASKED], ids=["plain", "rich", "masked"])
-@pytest.mark.parametrize("level", ["token", "sequence"])
+# Each loss from day to day with many settings at once, and one of them also by sequences and with masked rows.
+@pytest.mark.parametrize("more", daily([PLAIN, RICH, MASKED], RICH), ids=["plain", "rich", "masked"])
+@pytest.mark.parametrize("level", daily(["token", "sequence"], "token"))
 @pytest.mark.parametrize("loss_type", _LOSS_TYPES)
 def test_trl_answers_as_defined(loss_type, level, more, tmp_path):
     settings = {"loss_type": loss_type, "importance_sampling_level": level, **more, **OFTEN}
@@ -191,10 +206,13 @@ def test_trl_answers_as_defined(loss_type, level, more, tmp_path):
     assert "old log-probs, ratios of" in got.said
 
 
-@pytest.mark.parametrize("settings", [
+OTHERS: list[dict[str, Any]] = [
     {"delta": 1.5}, {"epsilon": 3e-4, "epsilon_high": 4e-4, **GSPO}, {"gradient_accumulation_steps": 2},
-    {"cls": trl.RLOOTrainer, "beta": 0.1, "gradient_accumulation_steps": 2}, {"bf16": True, "beta": 0.1},
-])  # fmt: skip
+    {"cls": trl.RLOOTrainer, "beta": 0.1, "gradient_accumulation_steps": 2}, {"bf16": True, "beta": 0.1}, MASKED,
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("settings", daily(OTHERS, OTHERS[1], OTHERS[3], MASKED))
 def test_trl_answers_as_defined_in_other_settings(settings, tmp_path):
     got = asked(make(tmp_path, max_completion_length=8, **OFTEN, **settings))
     assert not got.problem and not got.cause and got.wrong < 1e-5, got
@@ -218,7 +236,7 @@ class Corrected(trl.GRPOTrainer):
 
 
 @pytest.mark.parametrize("mode", ["token_truncate", "sequence_mask"])
-@pytest.mark.parametrize("loss_type", ["dapo", "vespo"])
+@pytest.mark.parametrize("loss_type", daily(["dapo", "vespo"], "dapo"))
 def test_weights_of_the_sampler_are_asked_too(loss_type, mode, tmp_path):
     settings = {"vllm_importance_sampling_mode": mode, "off_policy_mask_threshold": 0.1, "loss_type": loss_type}
     got = asked(make(tmp_path, Corrected, max_completion_length=8, **OFTEN, **settings))

@@ -3,6 +3,7 @@
 import pytest
 import torch
 import trl
+from conftest import daily
 from step_cases import PROMPTS, make
 
 from workbench.training.grpo import GRPOTrainer
@@ -54,32 +55,32 @@ def sampling(folder, count, **options):
     return check_step(trainer, batch=rows(count))["sampling"]
 
 
-@pytest.mark.parametrize("cls", [BestOfThree, Rejecting])
+@pytest.mark.parametrize("cls", daily([BestOfThree, Rejecting], BestOfThree))
 def test_completions_that_were_selected_are_found(cls, tmp_path):
     stage = sampling(tmp_path, 96, cls=cls)
     assert stage.verdict == "different", stage
 
 
-def test_a_healthy_sampler_has_uniform_places(tmp_path):
+@pytest.mark.parametrize("seeds", daily([range(4), range(4, 20)], range(4)), ids=str)
+def test_a_healthy_sampler_has_uniform_places(seeds, tmp_path):
     trainer = make(tmp_path, per_device_train_batch_size=16, max_completion_length=16)
-    for seed in range(20):
+    for seed in seeds:
         torch.manual_seed(seed)
         stage = check_step(trainer, batch=rows(16))["sampling"]
         assert stage.verdict == "same" and "of uniform; the best of three completions shows from" in stage.cause, stage
 
 
-@pytest.mark.parametrize(
-    "options",
-    [
-        {"temperature": 0.6},
-        {"temperature": 1.5},
-        {"top_k": 500},
-        {"top_p": 0.97},
-        {"min_p": 0.005},
-        {"generation_kwargs": {"temperature": 0.95}},
-    ],
-    ids=str,
-)
+SETTINGS = [
+    {"temperature": 0.6},
+    {"temperature": 1.5},
+    {"top_k": 500},
+    {"top_p": 0.97},
+    {"min_p": 0.005},
+    {"generation_kwargs": {"temperature": 0.95}},
+]
+
+
+@pytest.mark.parametrize("options", daily(SETTINGS, {"temperature": 0.6}, {"top_p": 0.97}), ids=str)
 def test_the_places_are_those_of_the_settings(options, tmp_path):
     stage = sampling(tmp_path, 16, **options)
     assert stage.verdict == ("same" if set(options) == {"temperature"} else "cannot tell"), stage

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 import trl
+from conftest import daily
 
 from workbench.audit.report import audit_run
 from workbench.curves.measured import training_of
@@ -41,7 +42,10 @@ def numbers(trainer):
     return [{k: v for k, v in row.items() if not any(a in k for a in added)} for row in trainer.state.log_history]
 
 
-@pytest.mark.parametrize("cls, options", [(trl.GRPOTrainer, {}), (trl.GRPOTrainer, TWO_OF_EACH), (trl.RLOOTrainer, {})])
+WATCHED = [(trl.GRPOTrainer, {}), (trl.GRPOTrainer, TWO_OF_EACH), (trl.RLOOTrainer, {})]
+
+
+@pytest.mark.parametrize("cls, options", daily(WATCHED, trl.GRPOTrainer))
 def test_a_watched_run_has_the_numbers_of_an_unwatched_one_and_is_recorded(cls, options):
     plain = stock(cls, **options)
     plain.train()
@@ -100,7 +104,7 @@ def test_masked_stops_are_named_while_run_trains_and_after(capfd):
     assert recorded.main == logged.main == "masked-stops"
 
 
-@pytest.mark.parametrize("broken", ["_keep", "_look", "begin"])
+@pytest.mark.parametrize("broken", daily(["_keep", "_look", "begin"], "_keep"))
 def test_an_error_of_the_watch_is_reported_once_and_the_training_goes_on(broken, capfd, monkeypatch):
     trainer = stock(max_steps=2)
     watch = attach_watch(trainer, every=1)

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 import trl
+from conftest import daily
 from datasets import Dataset
 from peft import LoraConfig
 from step_cases import PROMPTS, in_bf16, length, make
@@ -186,7 +187,10 @@ def differences(first, second, path="") -> list[str]:
     return [] if first == second else [path]
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize(
+    "name",
+    daily(CASES, "AdamW", "counters outside of state_dict", "several iterations", "adapter with dropout, recomputed"),
+)
 def test_a_training_is_the_same_with_and_without_checks(name, tmp_path):
     prompts, prompts_without = [], []
     trainer, without = trainer_of(tmp_path / "a", name, prompts), trainer_of(tmp_path / "b", name, prompts_without)
@@ -240,7 +244,10 @@ def breaks_after_step(optimizer):
     optimizer.step = broken
 
 
-@pytest.mark.parametrize("name", ["Adafactor, bf16", "fp32 momentum, bf16", "buffers that count"])
+BROKEN = ["Adafactor, bf16", "fp32 momentum, bf16", "buffers that count"]
+
+
+@pytest.mark.parametrize("name", daily(BROKEN, "buffers that count"))
 def test_an_error_in_the_update_changes_nothing(name, tmp_path):
     trainer = trainer_of(tmp_path, name, [])
     trainer.train()

@@ -5,6 +5,7 @@ import re
 import pytest
 import torch
 import trl
+from conftest import daily
 from step_cases import in_bf16, make
 from transformers import TrainerCallback
 from transformers.trainer_pt_utils import get_parameter_names
@@ -121,7 +122,10 @@ FAULTS = {
 }
 
 
-@pytest.mark.parametrize("name", FAULTS)
+@pytest.mark.parametrize(
+    "name",
+    daily(FAULTS, "group missing", "maximize", "gradient negated", "two steps", "rate", "not clipped", "lost to bf16"),
+)
 def test_a_fault_of_the_update_is_named(name, tmp_path):
     options, cause = dict(FAULTS[name][0]), FAULTS[name][1]
     if "optimizer" in options:
@@ -181,7 +185,7 @@ HEALTHY = {
 }
 
 
-@pytest.mark.parametrize("name", HEALTHY)
+@pytest.mark.parametrize("name", daily(HEALTHY, "AdamW", "warmup"))
 def test_a_healthy_update_is_the_same_at_each_step(name, tmp_path):
     options = dict(HEALTHY[name])
     if callable(options.get("model")):
@@ -197,13 +201,10 @@ def test_a_healthy_update_is_the_same_at_each_step(name, tmp_path):
         assert "lr_scheduler_type='cosine', at the start of a warmup of 3 steps" in updates[0].cause
 
 
-@pytest.mark.parametrize(
-    "options",
-    [
-        {"momentum": 0.9, "nesterov": True},
-        {"momentum": 0.9, "dampening": 0.5, "weight_decay": 1e-3},
-    ],
-)
+OF_SGD = [{"momentum": 0.9, "nesterov": True}, {"momentum": 0.9, "dampening": 0.5, "weight_decay": 1e-3}]
+
+
+@pytest.mark.parametrize("options", daily(OF_SGD, OF_SGD[1]))
 def test_an_own_sgd_is_computed_with_its_momentum(options, tmp_path):
     given = own(lambda model: torch.optim.SGD(model.parameters(), lr=1e-2, **options), policy())
     trainer = make(tmp_path, max_steps=3, **given)

@@ -4,6 +4,7 @@ import pytest
 import torch
 import trl
 from accelerate.state import AcceleratorState
+from conftest import daily
 from peft import LoraConfig
 
 from workbench.audit.report import audit_run
@@ -30,7 +31,7 @@ def logged(trainer):
     return [line.get("update/moved") for line in trainer.state.log_history if "reward" in line]
 
 
-@pytest.mark.parametrize("rate", [1e-6, 1e-5])
+@pytest.mark.parametrize("rate", daily([1e-6, 1e-5], 1e-6))
 def test_fp32_and_adapters_move_and_bf16_does_not(rate, tmp_path):
     shares = {}
     for name, dtype, more in (("fp32", "float32", {}), ("bf16", "bfloat16", {}), ("LoRA", "bfloat16", LORA)):
