@@ -69,8 +69,12 @@ def pytest_configure(config) -> None:
     config.pluginmanager.register(whole_run.DocstringsWithoutPPO())
 
 
+# Options that are left to the rare tests: compiling takes as long as ten others, and of the rest a neighbour is tried daily.
+SELDOM = {"compile", "vision, text", "accumulation < generation", "eval groups", "control tokens"}
+
+
 def stands_for_others(item, params: dict, options: set[tuple[str, str]]) -> bool:
-    """Whether a configuration is tried from day to day: of each option GRPO's first case. Compiling takes as long as ten.
+    """Whether a configuration is tried from day to day: of each option GRPO's first case, but of none in `SELDOM`.
 
     `options`: the options of a test that were met, to which this one's is added.
     """
@@ -81,7 +85,7 @@ def stands_for_others(item, params: dict, options: set[tuple[str, str]]) -> bool
     option = item.originalname, item.callspec.id.partition("-")[0]
     first = option not in options
     options.add(option)
-    return first and option[1] != "compile"
+    return first and option[1] not in SELDOM
 
 
 def pytest_collection_modifyitems(items) -> None:

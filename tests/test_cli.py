@@ -10,7 +10,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
-from conftest import NOTEBOOKS, ROOT, call, need, workbench, write_notebook, write_run
+from conftest import NOTEBOOKS, ROOT, call, daily, need, workbench, write_notebook, write_run
 
 from workbench import cli
 from workbench.audit import report
@@ -292,7 +292,7 @@ def test_closed_pipe_ends_a_command_quietly(much):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("command", ["run {0}/é.ipynb", "sweep {0}/é.ipynb -p seed=0..1"])
+@pytest.mark.parametrize("command", daily(["run {0}/é.ipynb", "sweep {0}/é.ipynb -p seed=0..1"], "run {0}/é.ipynb"))
 def test_runs_go_on_to_their_end_after_a_closed_pipe(much, tmp_path, command):
     process = in_shell(f"{command.format(much)} --runs-dir {tmp_path} 2>&1 | head -c 1")
     assert (process.returncode, process.stderr) == (141, "")

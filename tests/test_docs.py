@@ -51,6 +51,7 @@ def site(tmp_path_factory) -> Path:
     return site
 
 
+@pytest.mark.rare
 @pytest.mark.slow
 def test_site_is_built_next_to_a_notebook_of_ones_own(site):
     front = (site / "docs" / "index.html").read_text(encoding="utf-8")
@@ -67,6 +68,7 @@ def test_site_is_built_next_to_a_notebook_of_ones_own(site):
     assert claims.count("<tr") > 49 and 'href="https://github.com/huggingface/trl/issues/2387"' in claims
 
 
+@pytest.mark.rare
 @pytest.mark.slow
 @pytest.mark.parametrize("width", [390, 1280])
 def test_no_line_of_code_on_the_site_is_cut(site, width):
@@ -89,6 +91,7 @@ def test_no_line_of_code_on_the_site_is_cut(site, width):
             assert visit.page.evaluate("document.documentElement.scrollWidth <= innerWidth"), name
 
 
+@pytest.mark.rare
 @pytest.mark.slow
 def test_the_site_leaves_out_the_install_cell(site):
     assert "this cell installs it" not in (site / "notebooks" / "00_start_here.html").read_text(encoding="utf-8")
@@ -98,15 +101,21 @@ TEXT_SIZES = """() => [...document.querySelectorAll("svg text")].map((e) => {
   const { a, b } = e.getScreenCTM(); return parseFloat(getComputedStyle(e).fontSize) * Math.hypot(a, b); })"""
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("path", sorted((DOCS / "images").glob("*.svg")), ids=lambda path: path.stem)
-def test_a_drawing_can_be_read_on_a_phone(path):
-    """Panels side by side left labels of four pixels, on a screen of 390 pixels with margins of 16."""
+@pytest.fixture(scope="module")
+def phone():
+    """A page in a window of 390 pixels."""
     need(find_spec("playwright"), "playwright")
     need(lab_browser.chromium(), "Chromium")
+    with lab_browser.browsing("", viewport={"width": 390, "height": 844}) as visit:
+        yield visit.page
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("path", sorted((DOCS / "images").glob("*.svg")), ids=lambda path: path.stem)
+def test_a_drawing_can_be_read_on_a_phone(phone, path):
+    """Panels side by side left labels of four pixels, on a screen of 390 pixels with margins of 16."""
     svg = path.read_text(encoding="utf-8").partition("<svg")[2]
     style = "<style>body { margin: 16px } svg { max-width: 100%; height: auto }</style>"
-    with lab_browser.browsing("", viewport={"width": 390, "height": 844}) as visit:
-        visit.page.set_content(f"{style}<svg{svg}")
-        sizes = visit.page.evaluate(TEXT_SIZES)
+    phone.set_content(f"{style}<svg{svg}")
+    sizes = phone.evaluate(TEXT_SIZES)
     assert sizes and min(sizes) >= 7

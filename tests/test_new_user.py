@@ -111,6 +111,7 @@ if not Path({filled!r}).exists():
     (run.path / 'big').write_bytes(b'x' * 5_000_000)"""
 
 
+@pytest.mark.rare
 @pytest.mark.slow
 def test_full_disk_ends_a_run_that_resumes_later(tmp_path):
     disk = tmp_path / "disk"

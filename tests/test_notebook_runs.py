@@ -26,8 +26,8 @@ SMALL = {
     "06_curves_against_baselines": ("", ()),
     "11_what_does_your_reward_reward": ("steps=3 seeds=1", ()),
 }
-# Run before each commit: the start, PPO, groups on vLLM, rewards. The others take one to three minutes each.
-DAILY = ("00", "01", "04", "11")
+# Run before each commit: the start. The others take up to three minutes each.
+DAILY = ("00",)
 CASES = [pytest.param(name, marks=[] if name[:2] in DAILY else pytest.mark.rare) for name in SMALL]
 
 

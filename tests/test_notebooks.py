@@ -144,6 +144,7 @@ def test_the_documented_example_rises_as_one_more_of_the_recorded_seeds(starter_
     assert another_seed(run_curve(run), control.curves_by_seed(), tolerance=tolerance).verdict == SAME
 
 
+@pytest.mark.rare
 @pytest.mark.slow
 def test_the_output_of_training_comes_while_it_trains(example_run):
     """The log has the notebook's own lines, on stderr as well as in the run's folder."""
@@ -164,6 +165,7 @@ def test_curves_against_baselines_works_without_any_run_and_says_so(tmp_path):
     assert run.result["numbers"]["documented"] >= 60 and run.result["numbers"]["placed"] == 1
 
 
+@pytest.mark.rare
 @pytest.mark.slow
 def test_notebook_06_places_a_log_and_names_what_it_cannot_use(here, example_run, tmp_path):
     log = ROOT / "tests" / "data" / "documented" / "imjonezz-llama3.1-8b-gsm8k-grpo.csv"

@@ -78,6 +78,7 @@ def test_a_step_shows_each_defect_or_the_page_says_why_not():
                 assert found == (DATA["results"][name][release]["state"] == "present"), (name, release)
 
 
+@pytest.mark.rare
 @pytest.mark.slow
 def test_a_repro_that_cannot_import_trl_could_not_run(tmp_path):
     (tmp_path / "trl").mkdir()

@@ -50,6 +50,7 @@ def test_ppo_is_imported_in_a_plain_script_whatever_vllm_is_there():
     assert in_a_process(code).split() == ["<class", "'workbench.training.ppo.PPOTrainer'>"]
 
 
+@pytest.mark.rare
 @pytest.mark.slow
 def test_a_lane_on_the_path_alone_is_imported_whatever_vllm_is_there():
     lane = Path(sys.prefix) / "lanes" / f"trl-{LAST_WITH_PPO}"

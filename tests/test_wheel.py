@@ -90,6 +90,7 @@ def test_it_carries_the_toys_and_python_s_licence_as_they_are_in_the_checkout(pr
     assert found == {p.relative_to(data).as_posix(): p.stat().st_size for p in data.rglob("*") if p.is_file()}
 
 
+@pytest.mark.rare
 def test_a_loss_of_ones_own_is_asked_in_an_empty_folder(programs, tmp_path):
     loss = """
 import numpy as np

@@ -8,7 +8,7 @@ import sys
 import jsonschema
 import pytest
 import yaml
-from conftest import ROOT, call
+from conftest import ROOT, call, daily
 
 from workbench.audit.check import RULES
 from workbench.audit.finding import found
@@ -211,7 +211,10 @@ def test_watch_is_a_command(tmp_path, capsys):
 WORKFLOW = yaml.safe_load((ROOT / "examples" / "audit.yml").read_text())
 
 
-@pytest.mark.parametrize("outputs, codes", [(SICK, [0, 1]), (ROOT / "tests" / "audit" / "corpus" / "plain-0", [0, 0])])
+LOGS = [(SICK, [0, 1]), (ROOT / "tests" / "audit" / "corpus" / "plain-0", [0, 0])]
+
+
+@pytest.mark.parametrize("outputs, codes", daily(LOGS, SICK))
 def test_commands_of_the_workflow_run(outputs, codes, tmp_path):
     (tmp_path / "outputs").symlink_to(outputs)
     program = tmp_path / "bin" / "workbench"

@@ -2,6 +2,7 @@ import itertools
 
 import pytest
 import torch
+from conftest import daily
 from padding_cases import TEXTS, by_hand, in_mixed_precision, some_texts, tiny
 from transformers import AutoModelForCausalLM
 
@@ -174,7 +175,7 @@ def test_a_report_that_cannot_be_made_says_why(texts, options, message):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("architecture, kind", [("qwen2", ROUNDING), ("gpt2", NEEDS_POSITIONS)])
+@pytest.mark.parametrize("architecture, kind", daily([("qwen2", ROUNDING), ("gpt2", NEEDS_POSITIONS)], "gpt2"))
 def test_the_report_on_a_starter_model_gives_its_verdict(architecture, kind):
     from transformers import AutoTokenizer
 

@@ -206,6 +206,7 @@ def test_seeds_logged_every_step_and_every_10_steps_have_one_mean():
 
 
 @pytest.mark.slow
+@pytest.mark.rare
 def test_all_bundled_baselines_fit_in_one_figure_with_alt_text_and_table():
     baselines = [load_baseline(name) for name in list_baselines()]
     shown = show_curves({"starter": seeds(5)}, baselines, title="All")

@@ -2,6 +2,7 @@ import functools
 
 import numpy as np
 import pytest
+from conftest import daily
 from scipy import stats
 
 from benchmarks.documented_verdicts import NOISES
@@ -44,7 +45,7 @@ def test_iqm_cuts_a_quarter_rounded_down_from_each_end():
         assert iqm(values.T, axis=1) == pytest.approx(iqm(values), abs=1e-12)
 
 
-@pytest.mark.parametrize("seeds", [5, 10, pytest.param(30, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("seeds", [5, 10, pytest.param(30, marks=[pytest.mark.slow, pytest.mark.rare])])
 def test_a_nominal_95_interval_over_seeds_covers_92_to_98_per_cent(seeds):
     """Every step is an experiment of its own."""
     rng = np.random.default_rng(seeds)
@@ -110,7 +111,10 @@ def test_change_tells_a_rise_from_noise():
     assert change_interval(np.arange(40.0)).estimate == 32
 
 
-@pytest.mark.parametrize("n, rho, most", [(80, 0.0, 0.07), (80, 0.8, 0.08), (250, 0.8, 0.08)])
+WANDERS = [(80, 0.0, 0.07), (80, 0.8, 0.08), (250, 0.8, 0.08)]
+
+
+@pytest.mark.parametrize("n, rho, most", daily(WANDERS, 80))
 def test_a_run_that_only_wanders_has_changed_in_8_per_cent_at_most(n, rho, most):
     """From blocks of the 16 steps at each end it had in 20%, at 80 steps of AR(0.8)."""
     found = changes(np.random.default_rng(4), n, rho, 150)

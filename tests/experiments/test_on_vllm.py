@@ -4,7 +4,8 @@ import pandas as pd
 import pytest
 from conftest import on_vllm
 
-pytestmark = pytest.mark.slow
+# What these studies rest on is tried each day in tests/training: stops, groups and the sampler's proof on vLLM.
+pytestmark = [pytest.mark.slow, pytest.mark.rare]
 
 
 @pytest.fixture(scope="module")

@@ -130,6 +130,9 @@ def seeds(folder: Path) -> dict:
         return {kind: [texts(kind, seed) for seed in (1, 1, 2)] for kind in POLICY}
 
 
-def result(folder: str) -> dict:
+CASES = {case.__name__: case for case in (seeds, tools, lora, correction, tokens)}
+
+
+def result(folder: str, *names: str) -> dict:
     with sharing_engines():
-        return jsonable({case.__name__: case(Path(folder)) for case in (seeds, tools, lora, correction, tokens)})
+        return jsonable({name: CASES[name](Path(folder)) for name in names})

@@ -43,11 +43,13 @@ def found():
     return json.loads(done.stdout.splitlines()[-1])
 
 
+@pytest.mark.rare
 def test_trainers_are_imported_without_vllm(found):
     loaded, known, *_ = found
     assert (loaded, known) == ([], True)
 
 
+@pytest.mark.rare
 def test_names_of_vllm_are_the_real_ones_when_used(found):
     _, _, asked, real, equal = found
     assert all({"LLM", "SamplingParams"} <= set(names) for module, names in asked.items() if "client" not in module)

@@ -6,7 +6,7 @@ import re
 
 import numpy as np
 import pytest
-from conftest import ROOT
+from conftest import ROOT, daily
 
 from workbench.errors import ParameterError
 from workbench.reward import feature, placebo, placebo_report
@@ -201,7 +201,7 @@ def test_what_a_run_records_differs_where_the_placebo_does():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", [RANDOM, SHUFFLED, "format"])
+@pytest.mark.parametrize("kind", daily([RANDOM, SHUFFLED, "format"], SHUFFLED))
 def test_stock_trl_and_the_workbench_train_with_a_placebo(kind):
     from trainers import OURS, STOCK, make
 

@@ -74,8 +74,13 @@ def test_the_log_is_of_the_rows_of_both(kind, two):
 
 @pytest.fixture(scope="module")
 def on_vllm(tmp_path_factory):
-    """Case -> what came of it."""
-    return conftest.on_vllm("configurations_on_vllm", str(tmp_path_factory.mktemp("vllm")))
+    """Case -> what came of it, of those that are tried from day to day."""
+    return conftest.on_vllm("configurations_on_vllm", str(tmp_path_factory.mktemp("vllm")), "lora", "correction")
+
+
+@pytest.fixture(scope="module")
+def rare_on_vllm(tmp_path_factory):
+    return conftest.on_vllm("configurations_on_vllm", str(tmp_path_factory.mktemp("vllm")), "seeds", "tools", "tokens")
 
 
 def of(outcome: dict) -> SimpleNamespace:
@@ -97,14 +102,15 @@ def assert_same_as_sampled(outcome: dict) -> None:
 @pytest.mark.rare
 @pytest.mark.parametrize("case", ["ours", "environment"])
 @shows("tools on vLLM", says="both turns end at the stop; sampled and scored log-probs agree token by token")
-def test_both_turns_end_at_the_stop_on_vllm(kind, case, on_vllm):
-    assert_turns(of(on_vllm["tools"][case]))
-    assert_same_as_sampled(on_vllm["tools"][case])
+def test_both_turns_end_at_the_stop_on_vllm(kind, case, rare_on_vllm):
+    assert_turns(of(rare_on_vllm["tools"][case]))
+    assert_same_as_sampled(rare_on_vllm["tools"][case])
 
 
+@pytest.mark.rare
 @shows("rollout", says="the rows of a rollout function that asks the engine itself stay as they are")
-def test_a_rollout_function_that_asks_the_engine_is_not_touched(kind, on_vllm):
-    got = on_vllm["tools"]["rollout"]
+def test_a_rollout_function_that_asks_the_engine_is_not_touched(kind, rare_on_vllm):
+    got = rare_on_vllm["tools"]["rollout"]
     assert_turns(of(got), several=False)
     assert len(set(map(tuple, got["ids"]))) > 1
     assert_same_as_sampled(got)
@@ -139,25 +145,28 @@ def test_masking_in_the_correction_changes_what_is_learned(kind, on_vllm):
     assert len({learned["None"], learned["token_mask"], learned["sequence_mask"]}) == 3
 
 
+@pytest.mark.rare
 @pytest.mark.parametrize("kind", POLICY)
-def test_one_seed_samples_the_same_and_another_one_other_rows(kind, on_vllm):
+def test_one_seed_samples_the_same_and_another_one_other_rows(kind, rare_on_vllm):
     """TRL's engine seeds the process alike for every seed."""
-    one, again, other = on_vllm["seeds"][kind]
+    one, again, other = rare_on_vllm["seeds"][kind]
     assert one == again and len(set(one)) > 1
     assert sum(text != unlike for text, unlike in zip(one, other, strict=True)) > len(one) / 2
 
 
+@pytest.mark.rare
 @shows("SentencePiece on vLLM")
-def test_with_byte_fallback_rows_end_where_the_engine_ended_them(kind, on_vllm):
-    got = on_vllm["tokens"][f"llama2 {kind}"]
+def test_with_byte_fallback_rows_end_where_the_engine_ended_them(kind, rare_on_vllm):
+    got = rare_on_vllm["tokens"][f"llama2 {kind}"]
     assert_ended(kind, got, AutoTokenizer.from_pretrained(saved(llama2_like)), ("e", " s"))
     assert any("\ufffd" in text for text in got["texts"])
 
 
+@pytest.mark.rare
 @shows("several EOS on vLLM")
-def test_rows_end_at_every_eos_on_vllm_too(kind, on_vllm):
+def test_rows_end_at_every_eos_on_vllm_too(kind, rare_on_vllm):
     own = copy.deepcopy(tokenizer())
     own.add_special_tokens({"additional_special_tokens": [TURN_END]})
-    got, eos = on_vllm["tokens"][f"llama3 {kind}"], [own.eos_token_id, own.convert_tokens_to_ids(TURN_END)]
+    got, eos = rare_on_vllm["tokens"][f"llama3 {kind}"], [own.eos_token_id, own.convert_tokens_to_ids(TURN_END)]
     assert_ended(kind, got, own, eos=eos)
     assert {ids[-1] for ids in got["ids"]} > set(eos)

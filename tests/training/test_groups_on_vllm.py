@@ -5,7 +5,7 @@ import re
 
 import pytest
 import torch
-from conftest import on_vllm
+from conftest import daily, on_vllm
 from samples import text_logprob
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
@@ -15,7 +15,9 @@ from workbench.training.groups import identical_groups
 
 pytestmark = pytest.mark.slow
 
-BACKENDS = ["vllm", "vllm-server"]
+# From day to day in process; test_stopping.py trains on a server.
+BACKENDS = daily(["vllm", "vllm-server"], "vllm")
+ON_A_SERVER = pytest.param("vllm-server", marks=pytest.mark.rare)
 
 
 @functools.cache
@@ -81,7 +83,7 @@ def test_in_process_stock_gives_all_copies_of_a_prompt_one_completion_under_a_se
     assert got["advantages"] == [0.0] * 16
 
 
-@pytest.mark.parametrize("result", ["vllm-server"], indirect=True)
+@pytest.mark.parametrize("result", [ON_A_SERVER], indirect=True)
 def test_on_a_server_stock_gives_equal_prompts_the_same_completions_under_a_seed(result):
     got = result["stock seed"]
     assert got["ids"][:8] == got["ids"][8:]

@@ -2,6 +2,7 @@ import dataclasses
 
 import pytest
 import torch
+from conftest import daily
 from generation_cases import specs
 from ppo_parts import PPOTrainer, ppo_config, ppo_trainer
 from samples import text_logprob, until_seen
@@ -54,7 +55,7 @@ def train(tmp_path, starter_folder):
     return run
 
 
-@pytest.mark.parametrize("label", LABELS)
+@pytest.mark.parametrize("label", daily(LABELS, "eos", "two of each"))
 def test_generation_ends_with_the_longest_row_and_every_row_at_its_stop(label, train, starter_folder):
     tokenizer = AutoTokenizer.from_pretrained(starter_folder)
     spec = specs(tokenizer)[label]
@@ -98,6 +99,7 @@ def test_rows_that_end_early_are_trained_up_to_their_end_and_scored_as_if_alone(
     assert rows["reward"].tolist() == pytest.approx(alone, abs=1e-5)
 
 
+@pytest.mark.rare
 def test_legacy_mode_runs_to_the_limit_and_gives_the_same_truncated_tokens(train, starter_folder):
     rule = StopRule(StopSpec(), AutoTokenizer.from_pretrained(starter_folder))
     named = {"legacy": StopSpec.never(), "stop": StopSpec()}
@@ -190,6 +192,7 @@ def test_stock_penalises_every_row_that_ended_at_a_custom_stop_id(tmp_path, star
         assert score == pytest.approx(-1000 * without_eos, abs=30)  # a row is 62 of it, the reward model a few
 
 
+@pytest.mark.rare
 def test_rewards_land_at_the_same_index_as_in_a_run_padded_to_the_limit(train, starter_folder, monkeypatch):
     from workbench.training.ppo import PPOTrainer
 

@@ -72,6 +72,7 @@ def process_state(vllm: bool, model) -> dict:
     return json.loads(lines[0].removeprefix("RESULT "))
 
 
+@pytest.mark.rare
 def test_building_a_trainer_changes_nothing_else(starter_folder):
     found = process_state(False, starter_folder)
     assert found["compared"] > 1000

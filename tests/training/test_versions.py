@@ -61,10 +61,9 @@ HALF_INSTALLED = {
 }
 
 
+@pytest.mark.rare
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "case", [pytest.param(case, marks=[pytest.mark.rare] * n) for n, case in enumerate(HALF_INSTALLED)]
-)
+@pytest.mark.parametrize("case", HALF_INSTALLED)
 def test_half_installed_vllm_is_named_when_an_engine_starts(tmp_path, case):
     source, reason = HALF_INSTALLED[case]
     (tmp_path / "vllm").mkdir()

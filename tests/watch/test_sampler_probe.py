@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from conftest import in_two_processes, on_vllm
+from conftest import daily, in_two_processes, on_vllm
 
 from benchmarks import false_alarms
 from workbench.errors import ParameterError
@@ -21,9 +21,14 @@ CAUSES = {"not synced": NOT_SYNCED, "not synced, stock": NOT_SYNCED,
           "other tokenizer": TOKENS, "other template": TOKENS}  # fmt: skip
 
 
+# The trainings of the daily tests: without a fault, with one, and watched.
+EACH_DAY = ("clean, stock", "not synced", "not probed", "watched", "watched, masked stops")
+
+
 @functools.cache
-def in_process() -> dict:
-    return on_vllm("sampler_faults")
+def in_process(each_day: bool) -> dict:
+    others = [name for name in [*CLEAN, *CAUSES] if name not in EACH_DAY]
+    return on_vllm("sampler_faults", "", "3", *(EACH_DAY if each_day else others))
 
 
 def check(name: str, got: dict) -> None:
@@ -40,11 +45,10 @@ def check(name: str, got: dict) -> None:
         assert len(got["warned"]) == 1 and cause in got["warned"][0]
 
 
-@pytest.mark.rare
 @pytest.mark.slow
-@pytest.mark.parametrize("name", [*CLEAN, *CAUSES])
+@pytest.mark.parametrize("name", daily([*CLEAN, *CAUSES], "clean, stock", "not synced"))
 def test_in_process_a_fault_is_named_within_two_updates_and_none_is_made_up(name):
-    check(name, in_process()[name])
+    check(name, in_process(name in EACH_DAY)[name])
 
 
 ON_A_SERVER = [
@@ -76,9 +80,14 @@ def test_of_a_watched_training_on_a_server_the_record_has_the_server_s_own_ends(
 
 
 @pytest.mark.slow
+def test_an_engine_that_is_never_synced_is_as_old_as_the_training():
+    assert [row[3] for row in in_process(True)["not synced"]["verdicts"]] == [0, 1, 2]
+
+
+@pytest.mark.rare
+@pytest.mark.slow
 def test_sizes_and_ages_are_those_that_were_injected():
-    result = in_process()
-    assert [row[3] for row in result["not synced"]["verdicts"]] == [0, 1, 2]
+    result = in_process(False)
     assert result["synced late, 1"]["verdicts"][2][3] == 1
     assert result["stale prefix cache"]["logged"][1]["sampler/cache_difference"] > 1e-3
     assert "a request read 128 tokens from it" in result["stale prefix cache"]["warned"][0]
@@ -88,14 +97,14 @@ def test_sizes_and_ages_are_those_that_were_injected():
 
 @pytest.mark.slow
 def test_a_probed_training_samples_what_it_would_have_sampled_without():
-    result = in_process()
+    result = in_process(True)
     assert result["clean, stock"]["reward"] == result["not probed"]["reward"]
     assert result["clean, stock"]["entropy"] == result["not probed"]["entropy"]
 
 
 @pytest.mark.slow
 def test_a_watched_training_on_vllm_is_the_same_and_its_record_has_the_engine_s_own_ends():
-    result = in_process()
+    result = in_process(True)
     watched, masked = result["watched"], result["watched, masked stops"]
     assert watched["reward"] == result["not probed"]["reward"] and watched["entropy"] == result["not probed"]["entropy"]
     assert watched["probed"] and watched["logprobs"] and watched["problems"] == []

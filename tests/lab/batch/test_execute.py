@@ -10,7 +10,7 @@ from pathlib import Path
 
 import psutil
 import pytest
-from conftest import ROOT, until, workbench, write_notebook, write_run
+from conftest import ROOT, daily, until, workbench, write_notebook, write_run
 from jupyter_client.connect import LocalPortCache
 
 from workbench.errors import ParameterError
@@ -53,7 +53,7 @@ def started(path: str, root: Path) -> subprocess.Popen:
     return runner
 
 
-@pytest.mark.parametrize(("taken", "state"), [(2, "done"), (3, "failed")])
+@pytest.mark.parametrize(("taken", "state"), daily([(2, "done"), (3, "failed")], 2))
 def test_a_kernel_whose_port_is_taken_starts_again(notebook, tmp_path, monkeypatch, taken, state):
     """Another kernel may take a port between Jupyter's choice and the kernel's bind."""
     original, starts = LocalPortCache.find_available_port, iter(range(100))
@@ -204,7 +204,9 @@ def test_a_kernel_takes_modules_from_beside_the_notebook_and_none_from_the_run_s
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("code", ["import sys\nsys.exit(0)", "import sys\nsys.exit(3)"])
+@pytest.mark.parametrize(
+    "code", daily(["import sys\nsys.exit(0)", "import sys\nsys.exit(3)"], "import sys\nsys.exit(0)")
+)
 def test_leaving_in_the_middle_is_a_failure_whatever_the_exit_code(notebook, tmp_path, code):
     run = execute(notebook(code), tmp_path / "runs")
     assert run.status["state"] == "failed"
@@ -323,7 +325,7 @@ def test_the_exit_code_is_0_only_for_a_run_whose_checks_hold(here, notebook, tmp
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("how", [signal.SIGTERM, signal.SIGINT, signal.SIGKILL])
+@pytest.mark.parametrize("how", daily([signal.SIGTERM, signal.SIGINT, signal.SIGKILL], signal.SIGTERM))
 def test_a_runner_that_is_stopped_leaves_an_interrupted_run_and_no_kernel(notebook, tmp_path, how):
     runner = started(notebook(WAIT), tmp_path / "runs")
     try:
@@ -353,6 +355,7 @@ def test_plain_papermill_runs_a_notebook_too(starter_folder, tmp_path):
     assert load_run(run.path).params["steps"] == 3
 
 
+@pytest.mark.rare
 @pytest.mark.slow
 def test_of_two_resumes_at_once_one_executes_the_run_and_the_other_is_refused(notebook, tmp_path):
     steps = "import time\nfor n in range(3): open(run.path / 'steps.txt', 'a').write(f'{n}\\n'); time.sleep(0.5)"

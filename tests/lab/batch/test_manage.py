@@ -8,7 +8,7 @@ import time
 
 import psutil
 import pytest
-from conftest import ROOT, call, until, write_notebook, write_run
+from conftest import ROOT, call, daily, until, write_notebook, write_run
 
 from workbench.errors import RunError
 from workbench.lab.batch import manage
@@ -195,8 +195,11 @@ def test_cancel_lets_a_training_finish_its_step_and_log_follows_it_to_its_end(ca
     assert "step 600" not in "".join(pieces)  # it ends with the run
 
 
+SLEEPS = "import time; time.sleep(600)"
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("cell", ["import time; time.sleep(600)", TRAIN])
+@pytest.mark.parametrize("cell", daily([SLEEPS, TRAIN], SLEEPS))
 def test_what_does_not_train_or_gets_no_grace_is_ended_at_once(capsys, tmp_path, cell):
     process, run = going(tmp_path, cell)
     began = time.monotonic()

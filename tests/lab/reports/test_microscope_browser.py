@@ -4,7 +4,7 @@ import re
 
 import pandas as pd
 import pytest
-from conftest import write_run
+from conftest import daily, write_run
 from report_browser import CONTRAST, Visit
 from report_samples import HOSTILE, UNSEEN
 
@@ -161,7 +161,7 @@ def test_a_click_on_the_chart_leads_to_that_step(browser, plain):
     assert here(visit) == "Step 10 of 20, group 1 of 3"
 
 
-@pytest.mark.parametrize("width", [390, 1200])
+@pytest.mark.parametrize("width", daily([390, 1200], 390))
 def test_hostile_text_runs_nothing_asks_nothing_and_hides_nothing(browser, hostile_page, width):
     visit = opened(browser, hostile_page, width)
     press(visit, "ArrowDown", "ArrowDown", "ArrowUp")
@@ -182,7 +182,7 @@ def test_hostile_text_runs_nothing_asks_nothing_and_hides_nothing(browser, hosti
     visit.check()
 
 
-@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("scheme", daily(["light", "dark"], "dark"))
 def test_it_has_contrast_and_fits_a_phone(browser, plain, scheme):
     visit = opened(browser, plain, 390, color_scheme=scheme)
     visit.check()

@@ -7,7 +7,7 @@ import re
 
 import nbformat.v4 as v4
 import pytest
-from conftest import write_run
+from conftest import daily, write_run
 from report_browser import CONTRAST, Visit
 from report_samples import HOSTILE, METRICS, RESULT, hostile_run, result_row, write_notebook_of
 
@@ -40,7 +40,7 @@ def seen(browser, path, width=390, scheme="light") -> Visit:
 # --- a run ---------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("width", [390, 1200])
+@pytest.mark.parametrize("width", daily([390, 1200], 390))
 def test_a_report_of_hostile_text_runs_nothing_asks_nothing_and_fits_the_window(browser, run, width):
     visit = seen(browser, run.path / "report.html", width)
     visit.check()
@@ -60,7 +60,7 @@ def test_a_link_into_the_checkout_looks_like_text(browser, tmp_path):
     assert page.get_by_role("link", name="that").get_attribute("href") == "https://example.org"
 
 
-@pytest.mark.parametrize("width", [390, 1200])
+@pytest.mark.parametrize("width", daily([390, 1200], 390))
 def test_hostile_text_moves_none_of_its_neighbours(browser, run, width):
     visit = seen(browser, run.path / "report.html", width)
     assert visit.page.evaluate(GEOMETRY)
@@ -129,7 +129,7 @@ def plain(tmp_path_factory):
     return run
 
 
-@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("scheme", daily(["light", "dark"], "light"))
 def test_finding_and_verdicts_are_on_the_first_screen(browser, plain, scheme):
     visit = Visit(browser, plain.path / "report.html", 1280, color_scheme=scheme)
     visit.check()
@@ -168,7 +168,7 @@ BROKEN = """() => [...document.querySelectorAll("#runs td")].filter((e) => e.che
   return broken; })"""
 
 
-@pytest.mark.parametrize("width", [390, 800, 1280])
+@pytest.mark.parametrize("width", daily([390, 800, 1280], 390))
 def test_no_short_word_of_the_index_is_broken(browser, tmp_path, width):
     checks = [{"says": "a", "holds": True}, {"says": "b", "holds": None, "why": "the interval is wide"}]
     result = RESULT | {"results": checks}
@@ -179,8 +179,8 @@ def test_no_short_word_of_the_index_is_broken(browser, tmp_path, width):
     assert visit.page.evaluate(BROKEN) == []
 
 
-@pytest.mark.parametrize("page", ["index", "comparison"])
-@pytest.mark.parametrize("columns", [True, False], ids=["real runs", "few words"])
+@pytest.mark.parametrize("page", daily(["index", "comparison"], "index"))
+@pytest.mark.parametrize("columns", daily([True, False], True), ids=["real runs", "few words"])
 def test_the_table_of_runs_is_whole_at_1280_pixels(browser, tmp_path, columns, page):
     """Its last two columns were cut off."""
     params = {"seed": 1, "model": "HuggingFaceTB/SmolLM2-135M-Instruct", "dataset": "number-words", "backend": "vllm"}
@@ -233,7 +233,7 @@ def test_no_short_word_of_a_printed_table_is_broken(browser, plain):
     assert [word for word, count in found if count > 1] == []
 
 
-@pytest.mark.parametrize("state", ["queued", "running", "failed", "interrupted"])
+@pytest.mark.parametrize("state", daily(["queued", "running", "failed", "interrupted"], "running", "failed"))
 def test_reports_of_unfinished_runs_fit_a_phone_too(browser, tmp_path, state):
     run = write_run(tmp_path, state=state, metrics=METRICS)
     write_notebook_of(run, list(HOSTILE.values()), name="executing.ipynb")
@@ -276,7 +276,7 @@ def report_with(root, outputs: list[str]):
     return build_report(run)
 
 
-@pytest.mark.parametrize("cover", COVERS)
+@pytest.mark.parametrize("cover", daily(COVERS, "outline", "position"))
 def test_no_style_of_an_output_changes_how_our_verdicts_look(browser, tmp_path, cover):
     plain = report_with(tmp_path / "plain", ["<p>nothing</p>"])
     styled = "".join(f"<{tag} style='{COVERS[cover]}'>{FORGED}</{tag}>" for tag in ("div", "span", "td", "b", "img"))
@@ -440,7 +440,7 @@ def test_a_phone_shows_paths_and_commits_of_a_comparison_whole(browser, tmp_path
     assert len(widths) >= 2 and all(inside <= outside for inside, outside in widths)
 
 
-@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("scheme", daily(["light", "dark"], "light"))
 def test_a_comparison_fits_a_phone_has_contrast_and_runs_only_its_own_script(browser, run, tmp_path, scheme):
     hostile = HOSTILE["script"] + HOSTILE["closing tags"] + HOSTILE["right to left"]
     path = build_comparison([run], tmp_path / "c.html", title=hostile, outcome=hostile, sections={hostile: hostile})

@@ -13,7 +13,7 @@ from workbench.curves.documented import as_baselines, list_baselines
 from workbench.runs.files import read_json
 from workbench.runs.run import list_runs
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.rare]  # test_make_lab.py opens a JupyterLab each day
 
 OUTPUT = ".jp-OutputArea-output"
 
@@ -61,7 +61,6 @@ def press(lab, button: str) -> None:
     control.press("Enter")
 
 
-@pytest.mark.rare
 def test_a_training_stops_by_its_button_while_it_trains_and_continue_takes_it_to_the_end(lab, folder):
     lab.open(copy_notebook("05", folder, steps=24))
     lab.run_all()
@@ -88,7 +87,6 @@ def test_a_training_stops_by_its_button_while_it_trains_and_continue_takes_it_to
     assert run.status["state"] == "running"  # of this kernel, which has the notebook's other cells before it
 
 
-@pytest.mark.rare
 def test_a_control_moved_by_keyboard_changes_the_result_and_leaves_the_notebook_alone(lab, folder):
     lab.open(copy_notebook("03", folder, last="padding_explorer("))
     lab.run_all()
@@ -107,7 +105,6 @@ def test_a_control_moved_by_keyboard_changes_the_result_and_leaves_the_notebook_
     assert lab.page.evaluate("document.activeElement.labels[0].innerText") == "padding side"
 
 
-@pytest.mark.rare
 def test_a_box_ticked_off_by_keyboard_takes_a_documented_run_out_of_the_comparison(lab, folder):
     lab.open(copy_notebook("06", folder, last="run_comparer("))
     lab.run_all()
