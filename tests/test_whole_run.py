@@ -5,7 +5,7 @@ import re
 
 import pytest
 import whole_run
-from conftest import ROOT, need
+from conftest import ROOT, daily, need
 
 
 def test_all_that_starts_an_engine_or_asks_the_server_is_of_one_scope():
@@ -27,6 +27,14 @@ def test_every_file_of_tests_has_its_seconds_and_none_is_gone():
     files = {str(path.relative_to(ROOT)) for path in (ROOT / "tests").rglob("test_*.py")}
     assert files - seconds.keys() == set(), f"measure a new file: pytest {whole_run.RECORD} FILE"
     assert [file for file in seconds if not (ROOT / file).is_file()] == []
+
+
+def test_a_case_that_is_not_chosen_is_rare():
+    first, second = daily([("a", 1), "b"], "b")
+    assert first.values == ("a", 1) and [mark.name for mark in first.marks] == ["rare"]
+    assert second.values == ("b",) and not second.marks
+    with pytest.raises(AssertionError, match="no case"):
+        daily(["a"], "b")
 
 
 def test_what_a_machine_lacks_is_a_skip_by_name_and_with_ci_a_failure(monkeypatch):
