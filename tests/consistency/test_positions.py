@@ -7,7 +7,7 @@ from importlib.util import find_spec
 import pytest
 import torch
 import transformers
-from conftest import daily, need
+from conftest import need
 from packaging.version import Version
 from padding_cases import TEXTS, by_hand, furthest, ones, tiny
 from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSequenceClassification
@@ -272,7 +272,8 @@ def compiled_where(part, model):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("part", daily(["backbone", "whole model"], "whole model"))
+@pytest.mark.parametrize("part", ["backbone", "whole model"])
+@pytest.mark.rare
 def test_position_ids_are_filled_in_a_compiled_model_too(part):
     plain = family_model("llama, dynamic NTK")
     batch = pad_batch(random_texts(24, 9), 0, "left", width=40)
