@@ -37,7 +37,7 @@ install: .venv/installed
 	@requirements/install.sh
 
 # Two groups run at the same time and take about as long. 06 reads what 05 left, which is there long before.
-SECOND := 04_% 07_% 09_% 10_% 11_%
+SECOND := 04_% 07_% 08_% 09_% 10_%
 report: .venv/installed
 	@status=0; $(PY) -m workbench run -q $(filter $(SECOND),$(NOTEBOOKS)) $(filter 06_%,$(NOTEBOOKS)) & second=$$!; \
 	$(PY) -m workbench run $(filter 05_%,$(NOTEBOOKS)) $(filter-out 05_% 06_% $(SECOND),$(NOTEBOOKS)) || status=$$?; \

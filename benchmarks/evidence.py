@@ -44,8 +44,8 @@ TESTED_BY = {
     "A3": ("04_duplicate_prompts", "no model is in it"),
     "A4": ("05_grpo_docs_example", "not tried"),
     "A5": ("07_one_step_recomputed", "arithmetic of one step, whatever the model is"),
-    "A6": ("08_who_moved_the_ratio", "not tried: the notebook trained toys alone"),
-    "A7": ("09_is_the_sampler_the_policy", "not tried: the notebook trained toys alone"),
+    "A6": ("08_is_the_sampler_the_policy", "not tried: the notebook trained toys alone"),
+    "A7": ("08_is_the_sampler_the_policy", "not tried: the notebook trained toys alone"),
 }
 ON_A_TOY = {"confirmed": "seen on a toy", "refuted": "not seen on a toy"}
 SEEN = {"seen on a toy": True, "not seen on a toy": False} | {"confirmed": True, "refuted": False}

@@ -24,7 +24,7 @@ SMALL = {
     "04_duplicate_prompts": ("num_generations=8 server=False steps=2 seeds=1", ()),
     "05_grpo_docs_example": ("steps=4 seeds=1 comparisons=True", ("The sign of TRL 0.14 makes text longer",)),
     "06_curves_against_baselines": ("", ()),
-    "11_what_does_your_reward_reward": ("steps=3 seeds=1", ()),
+    "09_what_does_your_reward_reward": ("steps=3 seeds=1", ()),
 }
 # Run before each commit: the start. The others take up to three minutes each.
 DAILY = ("00",)

@@ -197,7 +197,7 @@ def test_the_code_that_notebooks_end_with_runs(mine, tmp_path, monkeypatch):
     shown = {path.stem[:2]: code for path in NOTEBOOKS if (code := advice(path))}
     assert {path.stem[:2] for path in NOTEBOOKS} - {"00"} <= set(shown)
     for number, code in shown.items():
-        if number in ("00", "07", "09", "11", *([] if HAS_PPO else ["01"])):
+        if number in ("00", "07", "09", *([] if HAS_PPO else ["01"])):
             continue  # these look at a trainer or read a folder, which has tests of its own; this TRL has no PPO
         refused = pytest.raises(ParameterError, match="need vLLM") if number == "04" else contextlib.nullcontext()
         with refused:  # 04's advice is for vLLM, which these arguments do not ask for
