@@ -3,10 +3,13 @@
 import errno
 import json
 import signal
+import subprocess
+import sys
 
 import pytest
+from conftest import ROOT
 
-from benchmarks.every_place import Faults, forked
+from benchmarks.every_place import FAULTS, Faults, Scenario, cases_of, forked, spread
 from benchmarks.stub_slurm import REFUSED, StubSlurm
 from workbench.runs.files import append_rows, open_lines, write_json
 
@@ -78,6 +81,34 @@ def test_memory_that_runs_out_is_a_memory_error(folder):
 
     assert forked(call, folder.parent / "said") == 7
     assert list(folder.iterdir()) == []
+
+
+# --- places that are tried --------------------------------------------------------------------------------------------
+
+
+def test_a_spread_has_each_fault_in_each_scenario_and_call():
+    scenarios = [Scenario("run", list), Scenario("sweep", list)]
+    cases = [
+        case for one in scenarios for case in cases_of(one, ["open a", "write a", "lock b", "sync a", "rename a"] * 9)
+    ]
+    chosen = spread(cases)
+    for of in ("scenario", "kind"):
+        assert {(getattr(case, of), case.fault) for case in chosen} == {
+            (getattr(case, of), case.fault) for case in cases
+        }
+    assert len(chosen) < 30 and chosen == spread(cases)
+    assert len({case.number for case in chosen}) > 10
+
+
+@pytest.mark.rare
+def test_after_a_fault_at_each_of_a_few_places_all_is_as_undisturbed(tmp_path):
+    command = [sys.executable, "-m", "benchmarks.every_place", "--spread", "--out", tmp_path / "tried.json"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    assert (tmp_path / "tried.json").exists(), done.stderr[-3000:]
+    result = json.loads((tmp_path / "tried.json").read_text())
+    assert result["problems"] == []
+    assert {row["call"] for row in result["counts"]} == {*FAULTS}
+    assert {row["fault"] for row in result["counts"]} == {fault for faults in FAULTS.values() for fault in faults}
 
 
 # --- the stand-in for Slurm -------------------------------------------------------------------------------------------
