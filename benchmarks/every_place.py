@@ -504,9 +504,11 @@ def scenarios(scratch: Path) -> Iterator[Scenario]:
     stopped = scratch / "stopped"
     first = Scenario("stopped", words("run", "-q", "-p", "seed=3"))
     calls = undisturbed_record(first, scratch)[1]
-    third = [n for n, call in enumerate(calls, 1) if call == "write metrics.jsonl"][2]
+    rows = [n for n, call in enumerate(calls, 1) if call == "write metrics.jsonl"]
+    if len(rows) < 3:
+        raise RuntimeError(f"metrics.jsonl was written {len(rows)} times, expected once at the end of each step")
     stopped.mkdir()
-    forked(lambda: command(first.words(stopped), Faults(stopped, third, "kill")), stopped / "said")
+    forked(lambda: command(first.words(stopped), Faults(stopped, rows[2], "kill")), stopped / "said")
     yield Scenario("resume", words("run", "-q", "-p", "seed=3", "--resume"), stopped)
 
 
