@@ -2,6 +2,7 @@
 
     python -m benchmarks.every_place --out data/measured/every_place.json
     python -m benchmarks.every_place --every 20       # every twentieth place
+    python -m benchmarks.every_place --minutes 25     # until the time is over, in an order that leaves no part out
     python -m benchmarks.every_place --spread         # each fault once in each scenario, and at each kind of call
 
 A training without a fault is recorded first, with the calls that write below its folder: these are the places. For each place
@@ -23,6 +24,7 @@ import gc
 import hashlib
 import io
 import json
+import math
 import multiprocessing
 import os
 import re
@@ -550,10 +552,24 @@ def spread(cases: Sequence[Case]) -> list[Case]:
     return chosen
 
 
+def all_over(cases: Sequence[Case]) -> list[Case]:
+    """The cases in an order of which every beginning is spread over all of them."""
+    order = sorted(range(len(cases)), key=lambda n: _GOLDEN * n % 1)
+    ranks = sorted(range(len(cases)), key=lambda n: order[n])
+    return [cases[n] for n in ranks]
+
+
 def measure(
-    choose: Callable[[Sequence[Case]], Sequence[Case]], scratch: Path, say: Callable[[str], object] = print
+    choose: Callable[[Sequence[Case]], Sequence[Case]],
+    scratch: Path,
+    say: Callable[[str], object] = print,
+    minutes: float = 0,
 ) -> dict:
-    """Try the chosen cases; the result has a row for each scenario, kind of call and fault, and the problems."""
+    """Try the chosen cases; the result has a row for each scenario, kind of call and fault, and the problems.
+
+    `minutes`: after as many no case begins; 0 for no limit.
+    """
+    end = time.monotonic() + 60 * (minutes or math.inf)
     tried: collections.Counter = collections.Counter()
     undisturbed_ends: collections.Counter = collections.Counter()
     problems: list[str] = []
@@ -569,6 +585,8 @@ def measure(
     chosen = choose(cases)
     say(f"{len(chosen)} of {len(cases)} places")
     for number, case in enumerate(chosen, 1):
+        if time.monotonic() > end:
+            break
         name = case.scenario.name
         wrong = try_place(case.scenario, case.number, case.fault, records[name], scratch, built)
         key = (name, case.kind, case.fault)
@@ -616,15 +634,17 @@ def page() -> list[str]:
 
 
 def main() -> None:
-    options = parser(__doc__, every=1)
+    options = parser(__doc__, every=1, minutes=0.0)
     options.add_argument("--spread", action="store_true", help="each fault once in each scenario, at each kind of call")
     args = options.parse_args()
-    choose = spread if args.spread else lambda cases: cases[:: max(1, args.every)]
+    choose = spread if args.spread else lambda cases: all_over(cases[:: max(1, args.every)])
     os.environ |= {"PYTHONPATH": str(ROOT), "CUDA_VISIBLE_DEVICES": ""}
     sys.path[:0] = [] if str(ROOT) in sys.path else [str(ROOT)]
     with tempfile.TemporaryDirectory(prefix="every-place-") as scratch:
         os.environ["WORKBENCH_CACHE"] = scratch
-        result = measure(choose, Path(scratch).resolve(), lambda text: print(text, file=sys.stderr, flush=True))
+        result = measure(
+            choose, Path(scratch).resolve(), lambda text: print(text, file=sys.stderr, flush=True), args.minutes
+        )
     publish(result, args.out)
     if result["problems"]:
         sys.exit(f"{len(result['problems'])} problems")

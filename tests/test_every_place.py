@@ -1,6 +1,7 @@
 """The harness that fails each call of a run once, and a few of its places; `benchmarks.every_place` itself tries them all."""
 
 import errno
+import itertools
 import json
 import signal
 import subprocess
@@ -9,7 +10,7 @@ import sys
 import pytest
 from conftest import ROOT
 
-from benchmarks.every_place import FAULTS, Faults, Scenario, cases_of, forked, spread
+from benchmarks.every_place import FAULTS, Faults, Scenario, all_over, cases_of, forked, spread
 from benchmarks.stub_slurm import REFUSED, StubSlurm
 from workbench.runs.files import append_rows, open_lines, write_json
 
@@ -98,6 +99,13 @@ def test_a_spread_has_each_fault_in_each_scenario_and_call():
         }
     assert len(chosen) < 30 and chosen == spread(cases)
     assert len({case.number for case in chosen}) > 10
+
+
+def test_a_beginning_of_the_places_is_spread_over_all():
+    order = all_over(range(200))
+    assert sorted(order) == [*range(200)]
+    first = sorted(order[:20])
+    assert max(after - before for before, after in itertools.pairwise([0, *first, 200])) <= 20
 
 
 @pytest.mark.rare
