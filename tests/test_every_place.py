@@ -131,7 +131,7 @@ def jobs(folder):
     return cluster, faults, ("sbatch", "--parsable", str(folder / "job.sbatch"))
 
 
-def test_a_job_waits_once_and_has_then_ended(jobs):
+def test_a_job_waits_once_and_has_then_ended(jobs, folder):
     cluster, _, submit = jobs
     assert (cluster.command(*submit).stdout, cluster.command(*submit).stdout) == ("1\n", "2\n")
     waiting = cluster.command("squeue").stdout
@@ -141,6 +141,7 @@ def test_a_job_waits_once_and_has_then_ended(jobs):
     asked = cluster.command("squeue")
     assert (asked.returncode, asked.stdout) == (1, "") and "Invalid job id" in asked.stderr
     assert cluster.command("sacct").stdout.splitlines()[0] == "1_0|FAILED|None|n1"
+    assert "no run" in (folder / "1_0.log").read_text().splitlines()[-1]
 
 
 def test_a_submission_whose_answer_is_lost_is_one(jobs):
