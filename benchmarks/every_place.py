@@ -395,7 +395,9 @@ def after_a_fault(
     """Build the pages, give the command again, build the pages again, and say what is wrong; in a process of its own."""
     runs_dir, cluster = folder / "runs", scenario.cluster(folder)
     if cluster:  # the jobs of a submitter that is gone run, and somebody asks for their state
-        stub_slurm(cluster).run_pending()
+        slurm = stub_slurm(cluster)
+        slurm.install()  # else a job waits a minute for its submitter
+        slurm.run_pending()
         command(["status", "--runs-dir", runs_dir], cluster=cluster)
     wait_for(runs_dir)
     problems = list(pages(runs_dir, folder / "reports", built))
