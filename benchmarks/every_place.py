@@ -2,6 +2,8 @@
 
     python -m benchmarks.every_place --out data/measured/every_place.json
     python -m benchmarks.every_place --every 20       # every twentieth place
+    python -m benchmarks.every_place --minutes 25     # until the time is over, in an order that leaves no part out
+    python -m benchmarks.every_place --spread         # each fault once in each scenario, and at each kind of call
 
 A training without a fault is recorded first, with the calls that write below its folder: these are the places. For each place
 and each fault the same command is executed once more and the fault happens there. Then every page is built, the command is
@@ -17,11 +19,15 @@ import contextlib
 import dataclasses
 import errno
 import fcntl
+import functools
 import gc
+import hashlib
 import io
 import json
+import math
 import multiprocessing
 import os
+import re
 import shutil
 import signal
 import sys
@@ -32,20 +38,23 @@ import types
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 import nbformat
 
 from benchmarks.stub_slurm import LOST, REFUSED, StubSlurm
 from tools.record import ROOT, made_with, measured, parser, publish, run_main
 from workbench import cli
+from workbench.audit import rules_data
+from workbench.curves import figures
 from workbench.errors import TrainingStopped
 from workbench.lab.batch import execute, gpus, run
-from workbench.lab.reports import build_index, build_report
+from workbench.lab.late_vllm import import_vllm_late
+from workbench.lab.reports import build_index, build_report, sweep
 from workbench.runs import environment, lock
 from workbench.runs.files import is_temporary
 from workbench.runs.run import GOING, Run, list_runs
 from workbench.runs.summary import RunSummary
-from workbench.training import recording
 
 FAULTS = {
     "open": ("ENOSPC", "EIO", "ESTALE", "kill", "memory"),
@@ -60,6 +69,9 @@ _SAID = {
     "lost": LOST,
     "memory": "memory",
 }  # what a fault is named by; of errors what the system says
+_GOLDEN = (5**0.5 - 1) / 2  # its multiples, without their whole parts, are spread evenly
+_NAMES = re.compile(r"/\S*/|\b[0-9a-f]{32}\b")  # of folders and temporary files, which are others each time
+_package_versions = functools.cache(environment.package_versions)
 _PATIENCE_S = 120  # of a command, whose training takes no time
 _COMPARED = (
     "params.json",
@@ -72,7 +84,7 @@ _COMPARED = (
 )
 NOTEBOOK = [
     "seed: int = 0  # of the training; 0..1000\nout_dir: str = ''  # run folder",
-    "from benchmarks.stub_training import train_stub\n"
+    "from stub_training import train_stub\n"
     "from workbench import Result, open_run, save_result\n"
     "run = open_run('every_place', out_dir, {'seed': seed})",
     "weight = train_stub(seed, run.path)",
@@ -206,10 +218,16 @@ def forked(call: Callable[[], int], said: Path) -> int:
 
 def command(words: Sequence[str], faults: Faults | None = None, cluster: Path | None = None) -> int:
     """`workbench WORDS` in this process, whose kernels and runs are forked from it; `cluster`: the jobs of a stub Slurm."""
+    from workbench.training import recording  # `warm_up` has seen to it that no vLLM comes with it
+
     execute._execute_notebook = in_this_process
     run._fork_server = lambda: types.SimpleNamespace(Process=_Forked)
     environment._output = lambda words: ""  # nothing about the machine is compared, and asking takes longest
     gpus.visible_gpus = list
+    environment.package_versions = _package_versions
+    rules_data._published = dict  # documented runs are no part of a record, and reading them takes longest
+    sweep.list_baselines = list
+    figures.DescribedFigure.png = lambda figure: b""  # a figure is part of a page, and no file of its own
     recording.time = types.SimpleNamespace(monotonic=lambda: 0.0)  # else no two records are the same
     if cluster:
         stub_slurm(cluster, faults).install()
@@ -302,12 +320,14 @@ def rows_and_state(record: Mapping[str, bytes]) -> list:
 
 
 def shape_of(runs: Sequence[Run]) -> str:
-    """What the pages of these runs depend on: states and errors, which files there are, and how many lines."""
-    each = [
-        [one.status["state"], one.status["error"], sorted(record_of(one)), *map(len, rows_and_state(record_of(one)))]
-        for one in runs
-    ]
-    return json.dumps(each)
+    """A digest of what the pages of these runs depend on: states, errors without the names of folders, bytes of records."""
+    digest = hashlib.sha256()
+    for one in runs:
+        error = _NAMES.sub("", str(one.status["error"]))
+        digest.update(json.dumps([one.status["state"], error]).encode())
+        for name, content in sorted(record_of(one).items()):
+            digest.update(f"{name} {len(content)} ".encode() + content)
+    return digest.hexdigest()
 
 
 def pages(runs_dir: Path, folder: Path, built: set[str]) -> Iterator[str]:
@@ -375,7 +395,9 @@ def after_a_fault(
     """Build the pages, give the command again, build the pages again, and say what is wrong; in a process of its own."""
     runs_dir, cluster = folder / "runs", scenario.cluster(folder)
     if cluster:  # the jobs of a submitter that is gone run, and somebody asks for their state
-        stub_slurm(cluster).run_pending()
+        slurm = stub_slurm(cluster)
+        slurm.install()  # else a job waits a minute for its submitter
+        slurm.run_pending()
         command(["status", "--runs-dir", runs_dir], cluster=cluster)
     wait_for(runs_dir)
     problems = list(pages(runs_dir, folder / "reports", built))
@@ -470,6 +492,8 @@ def undisturbed_record(scenario: Scenario, scratch: Path) -> tuple[dict[int, dic
 def scenarios(scratch: Path) -> Iterator[Scenario]:
     """A run, a sweep of two here and on Slurm, and a run that is resumed behind its first checkpoint."""
     notebook = scratch / "every_place.ipynb"
+    shutil.copy(ROOT / "benchmarks" / "stub_training.py", scratch)  # alone: all code next to it would be read, too
+    sys.path[:0] = [str(scratch)]
     cells = [nbformat.v4.new_code_cell(source) for source in NOTEBOOK]
     cells[0].metadata["tags"] = ["parameters"]
     kernel = {"kernelspec": {"name": "python3", "display_name": "Python 3", "language": "python"}}
@@ -484,45 +508,107 @@ def scenarios(scratch: Path) -> Iterator[Scenario]:
     stopped = scratch / "stopped"
     first = Scenario("stopped", words("run", "-q", "-p", "seed=3"))
     calls = undisturbed_record(first, scratch)[1]
-    third = [n for n, call in enumerate(calls, 1) if call == "write metrics.jsonl"][2]
+    rows = [n for n, call in enumerate(calls, 1) if call == "write metrics.jsonl"]
+    if len(rows) < 3:
+        raise RuntimeError(f"metrics.jsonl was written {len(rows)} times, expected once at the end of each step")
     stopped.mkdir()
-    forked(lambda: command(first.words(stopped), Faults(stopped, third, "kill")), stopped / "said")
+    forked(lambda: command(first.words(stopped), Faults(stopped, rows[2], "kill")), stopped / "said")
     yield Scenario("resume", words("run", "-q", "-p", "seed=3", "--resume"), stopped)
 
 
-def measure(every: int, scratch: Path, say: Callable[[str], object] = print) -> dict:
-    """Try every n-th place; the result has a row for each scenario and kind of call, and the problems."""
-    rows: collections.Counter = collections.Counter()
+class Case(NamedTuple):
+    """A fault at a place: `number` is the call's, from 1, and `call` its kind and file."""
+
+    scenario: Scenario
+    number: int
+    call: str
+    fault: str
+
+    @property
+    def kind(self) -> str:
+        return self.call.partition(" ")[0]
+
+
+def cases_of(scenario: Scenario, calls: Sequence[str]) -> list[Case]:
+    """Each fault that each of a scenario's calls may have."""
+    return [
+        Case(scenario, number, call, fault)
+        for number, call in enumerate(calls, 1)
+        for fault in FAULTS[call.partition(" ")[0]]
+    ]
+
+
+def spread(cases: Sequence[Case]) -> list[Case]:
+    """The fewest cases with each fault in each scenario and at each kind of call, at places all over the commands."""
+    groups: dict[tuple[str, str, str], list[Case]] = {}
+    for case in cases:
+        groups.setdefault((case.scenario.name, case.kind, case.fault), []).append(case)
+    adds = {key: {(key[0], key[2]), (key[1], key[2])} for key in groups}
+    missing = set().union(*adds.values())
+    chosen: list[Case] = []
+    while missing:
+        best = max(groups, key=lambda key: len(adds[key] & missing))
+        missing -= adds[best]
+        group = groups[best]
+        chosen.append(group[int(len(group) * (_GOLDEN * len(chosen) % 1))])
+    return chosen
+
+
+def all_over(cases: Sequence[Case]) -> list[Case]:
+    """The cases in an order of which every beginning is spread over all of them."""
+    order = sorted(range(len(cases)), key=lambda n: _GOLDEN * n % 1)
+    ranks = sorted(range(len(cases)), key=lambda n: order[n])
+    return [cases[n] for n in ranks]
+
+
+def measure(
+    choose: Callable[[Sequence[Case]], Sequence[Case]],
+    scratch: Path,
+    say: Callable[[str], object] = print,
+    minutes: float = 0,
+) -> dict:
+    """Try the chosen cases; the result has a row for each scenario, kind of call and fault, and the problems.
+
+    `minutes`: after as many no case begins; 0 for no limit.
+    """
+    end = time.monotonic() + 60 * (minutes or math.inf)
+    tried: collections.Counter = collections.Counter()
+    undisturbed_ends: collections.Counter = collections.Counter()
     problems: list[str] = []
     built: set[str] = set()
-    places = 0
+    records: dict[str, dict] = {}
+    cases: list[Case] = []
     each = scenarios(scratch)
     listed = [next(each), next(each)]
     warm_up(listed, scratch)
     for scenario in (*listed, *each):
-        undisturbed, calls = undisturbed_record(scenario, scratch)
-        cases = [(n, call, fault) for n, call in enumerate(calls, 1) for fault in FAULTS[call.partition(" ")[0]]]
-        places += len(cases)
-        for place, call, fault in cases[:: max(1, every)]:
-            wrong = try_place(scenario, place, fault, undisturbed, scratch, built)
-            key = (scenario.name, call.partition(" ")[0], fault)
-            rows[(*key, "tried")] += 1
-            rows[(*key, "as undisturbed")] += not wrong
-            problems += [f"{scenario.name}, call {place} ({call}), {fault}: {each}" for each in wrong]
-            if wrong:
-                say(problems[-1])
-        say(
-            f"{scenario.name}: {sum(n for key, n in rows.items() if key[0] == scenario.name and key[3] == 'tried')} tried"
-        )
-    counted = [dict(zip(("scenario", "call", "fault"), key[:3], strict=True)) for key in rows if key[3] == "tried"]
-    for row in counted:
-        key = (row["scenario"], row["call"], row["fault"])
-        row |= {what: rows[(*key, what)] for what in ("tried", "as undisturbed")}
-    return {"places": places, "every": every, "shapes": len(built), "counts": counted, "problems": problems}
+        records[scenario.name], calls = undisturbed_record(scenario, scratch)
+        cases += cases_of(scenario, calls)
+    chosen = choose(cases)
+    say(f"{len(chosen)} of {len(cases)} places")
+    for number, case in enumerate(chosen, 1):
+        if time.monotonic() > end:
+            break
+        name = case.scenario.name
+        wrong = try_place(case.scenario, case.number, case.fault, records[name], scratch, built)
+        key = (name, case.kind, case.fault)
+        tried[key] += 1
+        undisturbed_ends[key] += not wrong
+        problems += [f"{name}, call {case.number} ({case.call}), {case.fault}: {each}" for each in wrong]
+        if wrong:
+            say(problems[-1])
+        if number % 20 == 0:
+            say(f"{number} tried")
+    counts = [
+        {"scenario": key[0], "call": key[1], "fault": key[2], "tried": n, "as undisturbed": undisturbed_ends[key]}
+        for key, n in tried.items()
+    ]
+    return {"places": len(cases), "shapes": len(built), "counts": counts, "problems": problems}
 
 
 def warm_up(given: Sequence[Scenario], scratch: Path) -> None:
     """Import and compile in this process what the forked ones need: it takes longer than all they do."""
+    import_vllm_late()
     folder, asks = scratch / "warm", environment._output
     folder.mkdir()
     with (scratch / "said").open("w") as said, contextlib.redirect_stdout(said), contextlib.redirect_stderr(said):
@@ -550,12 +636,17 @@ def page() -> list[str]:
 
 
 def main() -> None:
-    args = parser(__doc__, every=1).parse_args()
+    options = parser(__doc__, every=1, minutes=0.0)
+    options.add_argument("--spread", action="store_true", help="each fault once in each scenario, at each kind of call")
+    args = options.parse_args()
+    choose = spread if args.spread else lambda cases: all_over(cases[:: max(1, args.every)])
     os.environ |= {"PYTHONPATH": str(ROOT), "CUDA_VISIBLE_DEVICES": ""}
     sys.path[:0] = [] if str(ROOT) in sys.path else [str(ROOT)]
     with tempfile.TemporaryDirectory(prefix="every-place-") as scratch:
         os.environ["WORKBENCH_CACHE"] = scratch
-        result = measure(args.every, Path(scratch).resolve(), lambda text: print(text, file=sys.stderr, flush=True))
+        result = measure(
+            choose, Path(scratch).resolve(), lambda text: print(text, file=sys.stderr, flush=True), args.minutes
+        )
     publish(result, args.out)
     if result["problems"]:
         sys.exit(f"{len(result['problems'])} problems")

@@ -137,6 +137,16 @@ def test_an_error_of_our_own_ends_with_3_and_says_what_to_do(capsys, monkeypatch
     assert last.endswith("Report it with the lines above and what `workbench doctor` prints")
 
 
+def test_memory_that_runs_out_is_no_error_of_our_own(capsys, monkeypatch, tmp_path):
+    def broken(*_, **__):
+        raise MemoryError
+
+    monkeypatch.setattr(report, "audit_run", broken)
+    code, out, err = call(capsys, "audit", tmp_path)
+    assert (code, out) == (3, "")
+    assert err.startswith("workbench: no memory is left; end other programs") and err.count("\n") == 1
+
+
 COMMANDS = re.findall(r" = command\(_(\w+)", inspect.getsource(cli._parser))
 
 

@@ -1,12 +1,16 @@
 """The harness that fails each call of a run once, and a few of its places; `benchmarks.every_place` itself tries them all."""
 
 import errno
+import itertools
 import json
 import signal
+import subprocess
+import sys
 
 import pytest
+from conftest import ROOT
 
-from benchmarks.every_place import Faults, forked
+from benchmarks.every_place import FAULTS, Faults, Scenario, all_over, cases_of, forked, spread
 from benchmarks.stub_slurm import REFUSED, StubSlurm
 from workbench.runs.files import append_rows, open_lines, write_json
 
@@ -80,6 +84,41 @@ def test_memory_that_runs_out_is_a_memory_error(folder):
     assert list(folder.iterdir()) == []
 
 
+# --- places that are tried --------------------------------------------------------------------------------------------
+
+
+def test_a_spread_has_each_fault_in_each_scenario_and_call():
+    scenarios = [Scenario("run", list), Scenario("sweep", list)]
+    cases = [
+        case for one in scenarios for case in cases_of(one, ["open a", "write a", "lock b", "sync a", "rename a"] * 9)
+    ]
+    chosen = spread(cases)
+    for of in ("scenario", "kind"):
+        assert {(getattr(case, of), case.fault) for case in chosen} == {
+            (getattr(case, of), case.fault) for case in cases
+        }
+    assert len(chosen) < 30 and chosen == spread(cases)
+    assert len({case.number for case in chosen}) > 10
+
+
+def test_a_beginning_of_the_places_is_spread_over_all():
+    order = all_over(range(200))
+    assert sorted(order) == [*range(200)]
+    first = sorted(order[:20])
+    assert max(after - before for before, after in itertools.pairwise([0, *first, 200])) <= 20
+
+
+@pytest.mark.rare
+def test_after_a_fault_at_each_of_a_few_places_all_is_as_undisturbed(tmp_path):
+    command = [sys.executable, "-m", "benchmarks.every_place", "--spread", "--out", tmp_path / "tried.json"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    assert (tmp_path / "tried.json").exists(), done.stderr[-3000:]
+    result = json.loads((tmp_path / "tried.json").read_text())
+    assert result["problems"] == []
+    assert {row["call"] for row in result["counts"]} == {*FAULTS}
+    assert {row["fault"] for row in result["counts"]} == {fault for faults in FAULTS.values() for fault in faults}
+
+
 # --- the stand-in for Slurm -------------------------------------------------------------------------------------------
 
 
@@ -92,7 +131,7 @@ def jobs(folder):
     return cluster, faults, ("sbatch", "--parsable", str(folder / "job.sbatch"))
 
 
-def test_a_job_waits_once_and_has_then_ended(jobs):
+def test_a_job_waits_once_and_has_then_ended(jobs, folder):
     cluster, _, submit = jobs
     assert (cluster.command(*submit).stdout, cluster.command(*submit).stdout) == ("1\n", "2\n")
     waiting = cluster.command("squeue").stdout
@@ -102,6 +141,7 @@ def test_a_job_waits_once_and_has_then_ended(jobs):
     asked = cluster.command("squeue")
     assert (asked.returncode, asked.stdout) == (1, "") and "Invalid job id" in asked.stderr
     assert cluster.command("sacct").stdout.splitlines()[0] == "1_0|FAILED|None|n1"
+    assert "no run" in (folder / "1_0.log").read_text().splitlines()[-1]
 
 
 def test_a_submission_whose_answer_is_lost_is_one(jobs):

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from . import __version__
 from .conform.names import NAMES
-from .errors import MissingDependencyError, ParameterError, WorkbenchError, did_you_mean
+from .errors import NO_MEMORY, MissingDependencyError, ParameterError, WorkbenchError, did_you_mean
 from .runs.files import jsonable, parse_yaml
 from .runs.parameters import notebook_parameters, parse_assignments
 from .runs.run import Run, check_readable, list_runs, load_run, runs_root, what_is_unknown
@@ -49,6 +49,10 @@ def main(argv: list[str] | None = None) -> int:
         full = error.errno == errno.ENOSPC
         advice = "; free some space, then continue a run with `workbench run NOTEBOOK --resume RUN`" if full else ""
         print(f"workbench: {one_line(str(error))}{advice}", file=sys.stderr)
+        return UNFINISHED
+    except MemoryError as error:
+        advice = "end other programs, then continue a run with `workbench run NOTEBOOK --resume RUN`"
+        print(f"workbench: {one_line(str(error) or NO_MEMORY)}; {advice}", file=sys.stderr)
         return UNFINISHED
     except KeyboardInterrupt:
         print("workbench: interrupted", file=sys.stderr)

@@ -8,6 +8,8 @@ from collections.abc import Iterable, Mapping
 # Top modules whose frames lie between a user's line and a warning: the workbench, what calls it, and what imports it.
 _NOT_THE_USERS = {"workbench", "trl", "transformers", "accelerate", "torch", "contextlib", "importlib", "lazy_loader"}
 
+NO_MEMORY = "no memory is left"  # what a MemoryError without a text says
+
 
 class WorkbenchError(Exception):
     """Root of every error the workbench raises on purpose."""

@@ -147,6 +147,17 @@ def test_a_notebook_that_cannot_be_put_in_its_place_fails_the_run(notebook, tmp_
     assert "Stale file handle" in run.status["error"]
 
 
+def test_memory_that_runs_out_in_the_runner_fails_the_run(notebook, tmp_path, monkeypatch):
+    def executes(*_, **__):
+        raise MemoryError
+
+    monkeypatch.setattr(execute_module, "_execute_notebook", executes)
+    path = notebook()
+    run = plan_run(path, {}, root=tmp_path / "runs").prepare()
+    assert execute_run(run, notebook=path, quiet=True) == "failed"
+    assert run.status["error"] == "MemoryError: no memory is left"
+
+
 def test_run_of_other_code_than_planned_fails_before_it_begins(notebook, tmp_path):
     entry = plan_run(notebook(), {}, root=tmp_path / "runs")
     run = entry.prepare()

@@ -20,7 +20,7 @@ from papermill.clientwrap import PapermillNotebookClient
 from papermill.engines import NBClientEngine, papermill_engines
 from papermill.exceptions import PapermillExecutionError
 
-from ...errors import RunError, TrainingStopped, WorkbenchError
+from ...errors import NO_MEMORY, RunError, TrainingStopped, WorkbenchError
 from ...runs import lock
 from ...runs.files import move_aside
 from ...runs.parameters import check_parameters, notebook_parameters
@@ -94,8 +94,9 @@ def execute_run(
                     state, error = _execute_notebook(source, executing, params, start, display, **options)
             except KeyboardInterrupt:
                 state, error = "interrupted", "stopped by Ctrl-C or SIGTERM"
-            except OSError as problem:  # above all a full disk
-                state, error = "failed", f"{type(problem).__name__}: {problem}"
+            except (OSError, MemoryError) as problem:  # above all a full disk
+                says = str(problem) or NO_MEMORY  # Python's own MemoryError has no text
+                state, error = "failed", f"{type(problem).__name__}: {says}"
             except RunError as problem:  # other code than was planned, or GPUs that cannot be asked for
                 state, error = "failed", str(problem)
             except BaseException as problem:
