@@ -141,7 +141,7 @@ REAL_ADDRESS = CELL.source.replace("https://example.org/trl-workbench", "https:/
 
 
 def test_the_same_folded_cell_comes_first_in_four_notebooks():
-    assert [path.name[:2] for path in notebooks_with_install_cell()] == ["00", "05", "07", "09"]
+    assert [path.name[:2] for path in notebooks_with_install_cell()] == ["00", "05", "07", "08"]
     for notebook in WITH_INSTALL_CELL:
         first = next(cell for cell in notebook.cells if cell.cell_type == "code")
         assert (first.source, first.metadata, first.outputs) == (CELL.source, CELL.metadata, [])
