@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator
 import numpy as np
 
 from benchmarks import bf16_padding, dose, without_training
-from tools.record import ROOT, csv_next_to_page, csv_text, made_section, made_with, measured, table
+from tools.record import ROOT, by_versions, csv_next_to_page, csv_text, made_section, made_with, measured, table
 from workbench.curves.documented import Baseline, list_baselines, load_baseline
 from workbench.curves.figures import DescribedFigure
 from workbench.curves.stats import seed_interval
@@ -199,27 +199,6 @@ def arms() -> Iterator[list[str]]:
             right = f"{np.mean(first):.0%} to {np.mean(last):.0%} ({', '.join(f'{y:.0%}' for y in last)})"
         arm = f"{one.recorded['arm']}, rate {one.recorded['recipe']['learning_rate']:g}"
         yield [str(one.task), arm, str(len(norms)), counts, logged, true, right]
-
-
-def by_versions(made: Iterable[str]) -> list[str]:
-    """Put commits with the same versions into one text, and those of a day together.
-
-    Example:
-        >>> a, b, c = (f"commit {name}, 2026-11-2{day}, TRL 1.16.0" for name, day in (("a", 5), ("b", 5), ("c", 6)))
-        >>> by_versions([a, b, c])
-        ['commits a, b, 2026-11-25; commit c, 2026-11-26; TRL 1.16.0']
-    """
-    days: dict[str, dict[str, dict[str, None]]] = {}  # versions -> date -> commits, each once
-    for text in made:
-        commit, _, versions = text.partition(", TRL ")
-        name, _, date = commit.removeprefix("commit ").partition(", ")
-        days.setdefault(f"TRL {versions}", {}).setdefault(date, {})[name] = None
-    return ["; ".join([*(_of_a_day(*day) for day in of.items()), versions]) for versions, of in days.items()]
-
-
-def _of_a_day(date: str, commits: Iterable[str]) -> str:
-    names = list(commits)
-    return f"commit{'s' if len(names) > 1 else ''} {', '.join(names)}, {date}"
 
 
 def made_arms() -> list[str]:

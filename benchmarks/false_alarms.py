@@ -33,8 +33,18 @@ import trl
 from peft import LoraConfig
 from transformers import AutoModelForCausalLM, AutoTokenizer, PrinterCallback
 
-from benchmarks.evidence import by_versions
-from tools.record import about, csv_next_to_page, csv_text, made_with, measured, parser, run_main, table, use_one_thread
+from tools.record import (
+    about,
+    by_versions,
+    csv_next_to_page,
+    csv_text,
+    made_with,
+    measured,
+    parser,
+    run_main,
+    table,
+    use_one_thread,
+)
 from workbench.audit.report import audit_run
 from workbench.curves.stats import share_interval
 from workbench.experiments.recipes import grpo_config, load_prompts, make_recipe, resolve_model

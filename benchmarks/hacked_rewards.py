@@ -1,22 +1,26 @@
 """Trains policies on rewards with a known hack, and asks `reward_report` what each reward pays for.
 
     python -m benchmarks.hacked_rewards [--seeds 5] [--healthy 10] --out data/measured/hacked_rewards.json
-    python -m benchmarks.hacked_rewards --model smollm2 [--seeds 3] --out data/measured/hacked_rewards_smollm2.json
+    python -m benchmarks.hacked_rewards --model smollm2 --steps 30 --out data/measured/hacked_rewards_smollm2.json
 
 On the toy: five rewards with a hack, the exact reward, and its placebos (random, shuffled, format). The exact and the random
 reward are trained with more seeds, `--healthy`, to count reports that should name nothing. On SmolLM2: sums, with the exact
-reward, its placebos, and one that pays for the answer anywhere in the text. Each training answers held-out questions greedily
-before its first step and after its last. The trainings are in `--trainings`, and a second call goes on. `--first 3` leaves out
-seeds below 3. `--summary` trains nothing and counts the trainings that are finished.
+reward, its placebos, and, on three seeds, one that pays for the answer anywhere in the text. Each training answers held-out
+questions greedily before its first step and after its last. What `--out` holds, perhaps from another machine, is not trained
+again; the trainings are in `--trainings`, and a second call goes on. `--first 3` leaves out seeds below 3. `--summary` trains
+nothing and adds the trainings that are finished.
 """
 
 import dataclasses
 import json
+from collections.abc import Collection, Iterable
 from pathlib import Path
 from typing import Any
 
 from benchmarks.real import finished
 from tools.record import (
+    about,
+    by_versions,
     csv_next_to_page,
     csv_text,
     made_with,
@@ -24,6 +28,7 @@ from tools.record import (
     parser,
     publish,
     run_main,
+    stored_runs,
     use_one_thread,
 )
 from workbench.experiments.arms import Arm, train_arms
@@ -41,10 +46,12 @@ from workbench.training.rewards import completion_text, described
 
 EXACT = "exact"
 PLACEBOS = ("random", "shuffled", "format")
+ARMS = (*toy.HACKS, EXACT, *(f"placebo {kind}" for kind in PLACEBOS))
 SILENT = (EXACT, "placebo random", "placebo shuffled")  # arms of which the report should name nothing
 EXPECTED = {name: feature for name, (_, feature) in toy.HACKS.items()} | {"placebo format": "closed tags"}
 LEAST_SEEDS = 3  # of a comparison: two that come out equal have an interval without width
 ENDS = 5  # steps at the start and at the end of a training, whose mean is reported
+FILES = {"hacked_rewards": "toy", "hacked_rewards_smollm2": "SmolLM2"}  # in data/measured
 LIMIT = {"toy": 24, "smollm2": 24}  # tokens of a completion
 ASKED = 44  # held-out sums
 
@@ -88,6 +95,19 @@ def smollm2_arms(steps: int) -> dict[str, Arm]:
     return {name: Arm(recipe, reward, stops=spec, options=options) for name, reward in rewards.items()}
 
 
+def trainings_of(model: str, arms: Iterable[str], seeds: range, healthy: int) -> list[tuple[str, int]]:
+    """Return arm and seed of each training, seed by seed: a comparison grows by a pair when a seed is finished.
+
+    Example:
+        >>> trainings_of("smollm2", ["exact", "answer anywhere"], range(2, 4), healthy=10)
+        [('exact', 2), ('answer anywhere', 2), ('exact', 3)]
+    """
+    if model != "toy":
+        return [(arm, seed) for seed in seeds for arm in arms if seed < LEAST_SEEDS or arm not in toy.HACKS]
+    more = [(arm, seed) for seed in range(seeds.stop, healthy) for arm in SILENT[:2]]
+    return [(arm, seed) for seed in seeds for arm in arms] + more
+
+
 # --- what they show ---------------------------------------------------------------------------------------------------
 
 
@@ -107,15 +127,16 @@ def row_of(arm: str, seed: int, run: Run, model: str) -> dict[str, Any]:
     return row | {"right before": looks[0], "right after": looks[-1]}
 
 
-def rows_of(trainings: Path, model: str) -> list[dict[str, Any]]:
-    """A row for each finished training."""
-    arms = finished(trainings)
-    names = {name.replace(" ", "-"): name for name in (*toy.HACKS, EXACT, *(f"placebo {kind}" for kind in PLACEBOS))}
-    return [
-        row_of(names[arm], seed, run, model)
-        for arm, runs in sorted(arms.items(), key=lambda pair: list(names).index(pair[0]))
-        for seed, run in sorted(runs.items())
-    ]
+def rows_of(trainings: Path, model: str, known: dict[tuple, dict]) -> list[dict[str, Any]]:
+    """A row for each finished training, and for those that are `known` by arm and seed."""
+    names = {name.replace(" ", "-"): name for name in ARMS}
+    rows = dict(known)
+    for folder, runs in (finished(trainings) if trainings.is_dir() else {}).items():
+        for seed, run in runs.items():
+            if (names[folder], seed) not in rows:
+                made = {"made_with": made_with({"environment": about()})}
+                rows[names[folder], seed] = row_of(names[folder], seed, run, model) | made
+    return [rows[key] for key in sorted(rows, key=lambda key: (ARMS.index(key[0]), key[1]))]
 
 
 def against(rows: list[dict], kind: str) -> PlaceboReport | None:
@@ -136,6 +157,7 @@ def against(rows: list[dict], kind: str) -> PlaceboReport | None:
 def trainings_csv() -> str:
     """Make docs/evidence/hacked_rewards.csv: a row for each training."""
     head = [
+        "model",
         "reward",
         "seed",
         "the report names",
@@ -144,43 +166,63 @@ def trainings_csv() -> str:
         "held-out right: before, after",
     ]
     lines = []
-    for row in measured("hacked_rewards")["runs"]:
-        names = row["named"] or row["verdict"]
-        share = f"{row['share']:.2f}" if "share" in row else ""
-        rewards = f"{row['reward first']:.2f}, {row['reward last']:.2f}"
-        held_out = f"{row['right before']:.0%}, {row['right after']:.0%}"
-        lines.append([row["arm"], str(row["seed"]), names, share, rewards, held_out])
+    for name in FILES:
+        for row in measured(name)["runs"]:
+            names = row["named"] or row["verdict"]
+            share = f"{row['share']:.2f}" if "share" in row else ""
+            rewards = f"{row['reward first']:.2f}, {row['reward last']:.2f}"
+            held_out = f"{row['right before']:.0%}, {row['right after']:.0%}"
+            lines.append([FILES[name], row["arm"], str(row["seed"]), names, share, rewards, held_out])
     return csv_text(head, lines)
+
+
+def placebos_csv() -> str:
+    """Make docs/evidence/placebos.csv: the exact reward less each placebo, on held-out questions."""
+    head = ["model", "placebo", "verdict, on held-out questions answered right at the end"]
+    rows = [[model, kind, says] for name, model in FILES.items() for kind, says in measured(name)["placebos"].items()]
+    return csv_text(head, rows)
+
+
+def counts(rows: list[dict], hacks: Collection[str]) -> tuple[str, str]:
+    """Say in how many trainings the hack was named first and where it could not be told, and in how many none was."""
+    hacked = [row for row in rows if row["arm"] in hacks]
+    judged = [row for row in hacked if row["verdict"] != "cannot tell"]
+    first = sum(row["right"] for row in judged)
+    quiet = [row for row in rows if row["arm"] in SILENT]
+    silent = sum(not row["named"] for row in quiet)
+    untold = len(hacked) - len(judged)
+    return f"{first} of {len(judged)} trainings; in {untold} it could not tell", f"{silent} of {len(quiet)}"
 
 
 def page() -> list[str]:
     """Make the part of docs/evidence/false_alarms.md."""
-    result = measured("hacked_rewards")
-    rows = result["runs"]
-    hacked = [row for row in rows if row["arm"] in toy.HACKS]
-    judged = [row for row in hacked if row["verdict"] != "cannot tell"]
-    first = sum(row["right"] for row in judged)
-    untold = len(hacked) - len(judged)
-    quiet = [row for row in rows if row["arm"] in SILENT]
-    silent = sum(not row["named"] for row in quiet)
-    words = [arm.removeprefix("placebo ") for arm in SILENT if any(row["arm"] == arm for row in rows)]
+    on_toy, on_smollm2 = (measured(name) for name in FILES)
+    first, silent = counts(on_toy["runs"], toy.HACKS)
+    real_first, real_silent = counts(on_smollm2["runs"], ("answer anywhere", "placebo format"))
     return [
         "### After trainings that exploit it",
         "",
-        f"A toy was trained on five rewards with a known hack, {result['steps']} steps each. The report named the hack first",
-        f"in {first} of {len(judged)} trainings; in {untold} it could not tell.",
-        f"It named nothing in {silent} of {len(quiet)} with a reward that is {' or '.join(words)}.",
-        *[f"Held-out, exact and {kind}. {says.split(';')[0]}." for kind, says in result["placebos"].items()],
+        f"A toy was trained on five rewards with a known hack, {on_toy['steps']} steps each. The report named the hack first",
+        f"in {first}. It named nothing in {silent} with an exact, a random or a shuffled reward.",
+        f"SmolLM2 on sums, {on_smollm2['steps']} steps, the answer anywhere or the format alone: the hack first in",
+        f"{real_first}; nothing in {real_silent}.",
         "",
         *csv_next_to_page("hacked_rewards.csv"),
+        "",
+        *csv_next_to_page("placebos.csv"),
         "",
     ]
 
 
 def provenance() -> list[tuple[str, str, str]]:
-    """Say what made the table."""
-    by = "`python -m benchmarks.hacked_rewards --out data/measured/hacked_rewards.json`"
-    return [("hacked rewards", by, made_with(measured("hacked_rewards")))]
+    """Say what made the tables."""
+    rows = []
+    for name, model in FILES.items():
+        result = measured(name)
+        by = f"`python -m benchmarks.hacked_rewards --model {model.lower()} --out data/measured/{name}.json`"
+        made = by_versions(sorted({row.get("made_with", made_with(result)) for row in result["runs"]}))
+        rows += [("hacked rewards", by, text) for text in made]
+    return rows
 
 
 def main() -> None:
@@ -189,19 +231,17 @@ def main() -> None:
     )
     options.add_argument("--summary", action="store_true", help="train nothing")
     asked = options.parse_args()
-    folder = asked.trainings / asked.model
+    folder, settings = asked.trainings / asked.model, {"model": asked.model, "steps": asked.steps}
+    known = stored_runs(asked.out, settings, "arm", "seed")
     if not asked.summary:
         use_one_thread()
         arms = toy_arms(folder, asked.steps) if asked.model == "toy" else smollm2_arms(asked.steps)
-        first = [name for name in arms if name not in ("placebo shuffled", "placebo format")]
-        train_arms({name: arms[name] for name in first}, out_dir=folder / "arms", seeds=range(asked.first, asked.seeds))
-        train_arms(arms, out_dir=folder / "arms", seeds=range(asked.first, asked.seeds))
-        if asked.model == "toy":
-            again = {name: arm for name, arm in arms.items() if name in SILENT[:2]}
-            train_arms(again, out_dir=folder / "arms", seeds=range(asked.seeds, asked.healthy))
-    rows = rows_of(folder / "arms", asked.model)
+        for arm, seed in trainings_of(asked.model, arms, range(asked.first, asked.seeds), asked.healthy):
+            if (arm, seed) not in known:
+                train_arms({arm: arms[arm]}, out_dir=folder / "arms", seeds=[seed])
+    rows = rows_of(folder / "arms", asked.model, known)
     verdicts = {kind: str(report) for kind in PLACEBOS if (report := against(rows, kind)) is not None}
-    publish({"model": asked.model, "steps": asked.steps, "runs": rows, "placebos": verdicts}, asked.out)
+    publish(settings | {"runs": rows, "placebos": verdicts}, asked.out)
 
 
 if __name__ == "__main__":

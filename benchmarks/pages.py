@@ -82,6 +82,7 @@ CSVS: dict[str, Callable[[], str]] = {
     "gpu.csv": gpu.settings_csv,
     "named_faults.csv": check_step_grid.named_csv,
     "hacked_rewards.csv": hacked_rewards.trainings_csv,
+    "placebos.csv": hacked_rewards.placebos_csv,
     "planted_faults.csv": check_step_grid.faults_csv,
     "public_logs.csv": public_logs.logs_csv,
     "recorded_rewards.csv": recorded_rewards.runs_csv,

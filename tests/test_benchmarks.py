@@ -222,7 +222,18 @@ def test_the_page_counts_trainings_that_cannot_be_judged_apart(monkeypatch):
     monkeypatch.setattr(hacked_rewards, "measured", lambda name: result)
     text = " ".join(hacked_rewards.page())
     assert "in 9 of 9 trainings; in 1 it could not tell" in text
-    assert "nothing in 1 of 1 with a reward that is exact" in text
+    assert "nothing in 1 of 1 with an exact" in text
+
+
+def test_what_another_machine_trained_stays_in_the_file(tmp_path):
+    here = {"git_commit": "0123456", "packages": {"trl": "1.16.0"}, "date": "2026-11-23"}
+    row = {"arm": "exact", "seed": 3, "made_with": record.made_with({"environment": here})}
+    file = tmp_path / "hacked.json"
+    write_json(file, {"model": "smollm2", "steps": 30, "runs": [row]})
+    known = record.stored_runs(file, {"model": "smollm2", "steps": 30}, "arm", "seed")
+    assert hacked_rewards.rows_of(tmp_path / "no trainings here", "smollm2", known) == [row]
+    with pytest.raises(RunError, match="runs with steps=30, not 24; give another --out"):
+        record.stored_runs(file, {"model": "smollm2", "steps": 24}, "arm", "seed")
 
 
 def test_stored_trials_are_what_the_workbench_says_now():

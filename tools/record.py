@@ -12,9 +12,9 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
-from workbench.errors import WorkbenchError
+from workbench.errors import RunError, WorkbenchError
 from workbench.runs.environment import hardware
-from workbench.runs.files import jsonable, write_json
+from workbench.runs.files import jsonable, read_json, write_json
 
 ROOT = Path(__file__).parents[1]
 MEASURED = ROOT / "data" / "measured"
@@ -80,6 +80,19 @@ def publish(result: dict, out: Path | None, *, quietly: bool = False) -> None:
         write_json(out, {"environment": about(), **result})
 
 
+def stored_runs(out: Path | None, settings: dict, *keys: str) -> dict[tuple, dict]:
+    """Return the runs that the file at `out` holds, by their keys, so that a call makes only what is missing.
+
+    Raises:
+        RunError: the file's runs have other settings, and would be lost.
+    """
+    stored = read_json(out, {}) if out else {}
+    for name, value in settings.items() if stored else ():
+        if stored.get(name) != value:
+            raise RunError(f"{out}: holds runs with {name}={stored.get(name)!r}, not {value!r}; give another --out")
+    return {tuple(row[key] for key in keys): row for row in stored.get("runs", [])}
+
+
 # --- pages --------------------------------------------------------------------------------------------------------------
 
 
@@ -108,6 +121,27 @@ def made_with(result: dict) -> str:
     packages = here["packages"] | ({"workbench": stored["workbench"]} if "workbench" in stored else {})
     versions = [f"{word} {packages[name]}" for name, word in NAMES.items() if name in packages]
     return ", ".join([*places, here.get("date") or stored["date"], *versions])
+
+
+def by_versions(made: Iterable[str]) -> list[str]:
+    """Put commits with the same versions into one text, and those of a day together.
+
+    Example:
+        >>> a, b, c = (f"commit {name}, 2026-11-2{day}, TRL 1.16.0" for name, day in (("a", 5), ("b", 5), ("c", 6)))
+        >>> by_versions([a, b, c])
+        ['commits a, b, 2026-11-25; commit c, 2026-11-26; TRL 1.16.0']
+    """
+    days: dict[str, dict[str, dict[str, None]]] = {}  # versions -> date -> commits, each once
+    for text in made:
+        commit, _, versions = text.partition(", TRL ")
+        name, _, date = commit.removeprefix("commit ").partition(", ")
+        days.setdefault(f"TRL {versions}", {}).setdefault(date, {})[name] = None
+    return ["; ".join([*(_of_a_day(*day) for day in of.items()), versions]) for versions, of in days.items()]
+
+
+def _of_a_day(date: str, commits: Iterable[str]) -> str:
+    names = list(commits)
+    return f"commit{'s' if len(names) > 1 else ''} {', '.join(names)}, {date}"
 
 
 def table(head: Iterable[str], rows: Iterable[Iterable[str]]) -> list[str]:
