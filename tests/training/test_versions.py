@@ -31,6 +31,7 @@ def test_a_newer_one_is_named_in_a_warning(found):
         check_trl(found)
 
 
+@pytest.mark.rare
 @pytest.mark.slow
 def test_all_is_imported_at_once_and_where_trl_has_no_ppo_that_says_which_release_to_take():
     # TRL 1.12 cannot import a vLLM after 0.27.1.

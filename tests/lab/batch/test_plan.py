@@ -385,8 +385,9 @@ def test_a_run_that_fails_or_leaves_a_result_of_its_own_stops_no_other_and_the_e
     assert states == {0: "done", 1: "failed", 2: "failed", 3: "done"}
 
 
+@pytest.mark.rare
 @pytest.mark.slow
-@pytest.mark.parametrize("how", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.rare)])
+@pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGTERM])
 def test_ctrl_c_stops_all_children_and_the_next_sweep_goes_on_in_their_folders(notebook, tmp_path, how):
     root = tmp_path / "runs"
     path = notebook(TRAIN, f'if not (run.path / "started").exists():\n    {WAIT.replace(chr(10), chr(10) + "    ")}')

@@ -260,6 +260,7 @@ def high_priority_job(*options: str) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.rare
 def test_array_of_six_ends_as_each_of_its_runs_did(cluster, starter_folder, submitted):
     slurm.check_slurm(SMALL, 6)
     _, _, training, cancelled, killed, _ = runs = submitted("pass", "1 / 0", TRAIN, WAIT, WAIT, "pass", mem="2G")
