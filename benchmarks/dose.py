@@ -1,10 +1,11 @@
 """Trains SmolLM2 with a stop string where few to all completions end with EOS instead: what does masking cost then?
 
-    python -m benchmarks.dose --seeds 0 1 --out data/measured/dose.json
+    python -m benchmarks.dose --seeds 0 1 2 3 4 --out data/measured/dose.json
 
 The worked examples in front of a question decide how many completions write the tag and stop at `</answer>`, and how many write
 the number alone and end with EOS. Both are right answers. Each dose is trained with stock TRL, masked and unmasked, with the
-same seeds. A training takes 7 minutes on a CPU. A second call goes on, and counts the trainings that are there.
+same seeds. A training takes 7 minutes on a CPU. A second call goes on. What `--out` holds, perhaps from another machine, is
+not trained again.
 """
 
 import json
@@ -16,22 +17,21 @@ import pandas as pd
 from matplotlib.figure import Figure
 from matplotlib.ticker import PercentFormatter
 
-from benchmarks.real import finished
-from tools.record import ROOT, parser, publish, run_main, table, use_one_thread
+from tools.record import ROOT, about, made_with, parser, publish, run_main, stored_runs, table, use_one_thread
 from workbench.curves.figures import COLORS, DescribedFigure
 from workbench.curves.stats import seed_interval
 from workbench.experiments.arms import Arm, ObservedGRPOTrainer, train_arms
-from workbench.experiments.held_out import FILE, HeldOut
+from workbench.experiments.held_out import HeldOut, held_out_rewards
 from workbench.experiments.recipes import make_recipe
 from workbench.experiments.tasks import STOP, task_rows
 from workbench.generation.stops import StopSpec
-from workbench.runs.files import json_lines, write_text
+from workbench.runs.files import write_text
 from workbench.runs.run import Run
 from workbench.training.rewards import completion_text, described
 
 DOSES = ((2, 0), (1, 0), (2, 1), (2, 2))  # worked examples, and how many of them have no tag
 WAYS = {"masked": True, "unmasked": False}
-ASKED = 44  # held-out questions
+ASKED = 47  # held-out questions: all
 
 
 @described(unit="share of right numbers", lowest=0.0, highest=1.0)
@@ -70,9 +70,7 @@ def seen(run: Run) -> dict:
     metrics, made = run.metrics.set_index("step"), run.completions
     differ = metrics["frac_reward_zero_std"] < 1
     eos = (made["trl_finish_reason"] == "stop").groupby(made["step"]).mean()
-    looks: dict[int, list[float]] = {}
-    for _, row in json_lines(run.path / FILE):
-        looks.setdefault(row["step"], []).append(row["reward"])
+    looks = held_out_rewards(run.path)
     return {
         "EOS, first 3 steps": round(eos.head(3).mean(), 4),
         "EOS, last 3 steps": round(eos.tail(3).mean(), 4),
@@ -80,6 +78,7 @@ def seen(run: Run) -> dict:
         "steps whose rewards differ": int(differ.sum()),
         "of these with a gradient": int((metrics["grad_norm"][differ] > 0).sum()),
         "right": {step: round(float(np.mean(rewards)), 4) for step, rewards in looks.items()},
+        "answers": looks,
     }
 
 
@@ -189,15 +188,16 @@ def main() -> None:
     use_one_thread()
     args.runs.mkdir(parents=True, exist_ok=True)
     arms = dose_arms(args.runs, args.steps)
+    settings = {"steps": args.steps, "questions": ASKED, "num_generations": make_recipe("smollm2").num_generations}
+    rows = stored_runs(args.out, settings, "arm", "seed")
     for seed in args.seeds:
-        train_arms(arms, out_dir=args.runs, seeds=[seed])
-    trainings = []
-    for arm, by_seed in finished(args.runs).items():
-        examples, untagged, way = arm.split("-")
-        dose = {"examples": int(examples), "untagged": int(untagged), "way": way}
-        trainings += [dose | {"seed": seed} | seen(run) for seed, run in by_seed.items()]
-    group = make_recipe("smollm2").num_generations
-    publish({"steps": args.steps, "questions": ASKED, "num_generations": group, "runs": trainings}, args.out)
+        for arm in arms:
+            if (arm, seed) not in rows:
+                (run,) = train_arms({arm: arms[arm]}, out_dir=args.runs, seeds=[seed])[arm]
+                examples, untagged, way = arm.split("-")
+                row = {"arm": arm, "examples": int(examples), "untagged": int(untagged), "way": way, "seed": seed}
+                rows[arm, seed] = row | seen(run) | {"made_with": made_with({"environment": about()})}
+            publish(settings | {"runs": [rows[key] for key in sorted(rows)]}, args.out, quietly=True)
 
 
 if __name__ == "__main__":

@@ -3,15 +3,25 @@
 import csv
 import json
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 
 import numpy as np
 
 from benchmarks import bf16_padding, dose, without_training
-from tools.record import ROOT, by_versions, csv_next_to_page, csv_text, made_section, made_with, measured, table
+from tools.record import (
+    ROOT,
+    by_versions,
+    csv_next_to_page,
+    csv_text,
+    made_runs,
+    made_section,
+    made_with,
+    measured,
+    table,
+)
 from workbench.curves.documented import Baseline, list_baselines, load_baseline
 from workbench.curves.figures import DescribedFigure
-from workbench.curves.stats import seed_interval
+from workbench.curves.stats import crossed_interval, seed_interval
 from workbench.experiments.instruments.custom_stops import recorded as by_seed
 from workbench.experiments.instruments.custom_stops import stops_figure
 from workbench.runs.files import read_json
@@ -144,6 +154,9 @@ def recorded(experiment: str) -> dict[str, dict[str, Baseline]]:
     return tasks
 
 
+MASKED = ("workbench, masked", "stock trl, masked")
+
+
 def held_out(one: Baseline) -> dict[str, list[float]]:
     """Return seed -> the share of held-out questions answered right at each look; empty where there was no look."""
     return one.curves.get("eval_accuracy", {}).get("by_seed", {})
@@ -152,14 +165,21 @@ def held_out(one: Baseline) -> dict[str, list[float]]:
 def effect(arms: dict[str, Baseline]) -> tuple[str, bool | None]:
     """Say what the workbench's masked arm gains over stock TRL's on held-out questions, and whether that is surely above 0."""
     known = {arm.lower(): held_out(one) for arm, one in arms.items()}
-    if not {"workbench, masked", "stock trl, masked"} <= known.keys():
+    if not known.keys() >= set(MASKED):
         return f"recorded: {'; '.join(arms)}", None
-    ours, stock = known["workbench, masked"], known["stock trl, masked"]
-    gains = [ours[seed][-1] - stock[seed][-1] for seed in ours.keys() & stock.keys()]
-    if not gains:
+    answers = {arm.lower(): one.recorded.get("answers", {}) for arm, one in arms.items()}
+    asked = answers if all(answers[arm] for arm in MASKED) else known
+    ours, stock = (asked[arm] for arm in MASKED)
+    seeds = sorted(ours.keys() & stock.keys())
+    if not seeds:
         return "recorded, no seed in both arms", None
-    gain = seed_interval(sorted(gains), np.random.default_rng(0), statistic=np.mean)
-    says = f"workbench less stock TRL, both masked, on held-out questions: {gain.in_brief('+.2f')}, seeds: {len(gains)}"
+    if asked is answers:
+        gain = crossed_interval([np.subtract(ours[seed], stock[seed]) for seed in seeds])
+        counts = f"seeds: {len(seeds)}, questions: {len(ours[seeds[0]])}"
+    else:
+        gains = sorted(ours[seed][-1] - stock[seed][-1] for seed in seeds)
+        gain, counts = seed_interval(gains, np.random.default_rng(0), statistic=np.mean), f"seeds: {len(seeds)}"
+    says = f"workbench less stock TRL, both masked, on held-out questions: {gain.in_brief('+.2f')}, {counts}"
     return says, gain.above(0)[0]
 
 
@@ -242,7 +262,7 @@ def page() -> list[str]:
     head = ["problem", "toy", "SmolLM2", "agree", "documented runs of others"]
     bf16 = measured("real_weights/padding")["parts"]["short texts"]["bfloat16"]
     none = ["None is stored yet: `make real` trains them, `python -m benchmarks.real` stores those that are finished."]
-    made = [("examples and EOS", "`python -m benchmarks.dose`", made_with(measured("dose")))]
+    made = [("examples and EOS", "`python -m benchmarks.dose`", text) for text in made_runs(measured("dose"))]
     made += [("bf16 and pads", "`python -m benchmarks.bf16_padding`", made_with(measured("bf16_padding")))]
     made += without_training.provenance()
     made = [*(("SmolLM2", "`python -m benchmarks.real`", versions) for versions in made_arms()), *made]

@@ -17,12 +17,14 @@ from collections.abc import Collection, Iterable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from benchmarks.real import finished
 from tools.record import (
     about,
-    by_versions,
     csv_next_to_page,
     csv_text,
+    made_runs,
     made_with,
     measured,
     parser,
@@ -32,7 +34,7 @@ from tools.record import (
     use_one_thread,
 )
 from workbench.experiments.arms import Arm, train_arms
-from workbench.experiments.held_out import HeldOut
+from workbench.experiments.held_out import HeldOut, held_out_rewards
 from workbench.experiments.instruments import hacked_rewards as toy
 from workbench.experiments.recipes import make_recipe
 from workbench.experiments.tasks import STOP, task_rows
@@ -123,8 +125,8 @@ def row_of(arm: str, seed: int, run: Run, model: str) -> dict[str, Any]:
     row["without answers"] = ", ".join(paid.what for paid in reward_report(run).named)
     reward = run.metrics["reward"]
     row |= {"reward first": float(reward.head(ENDS).mean()), "reward last": float(reward.tail(ENDS).mean())}
-    looks = list(toy.held_out_right(run).values())
-    return row | {"right before": looks[0], "right after": looks[-1]}
+    before, *_, after = held_out_rewards(run.path).values()
+    return row | {"right before": float(np.mean(before)), "right after": float(np.mean(after)), "answers after": after}
 
 
 def rows_of(trainings: Path, model: str, known: dict[tuple, dict]) -> list[dict[str, Any]]:
@@ -147,7 +149,8 @@ def against(rows: list[dict], kind: str) -> PlaceboReport | None:
     if len(seeds) < LEAST_SEEDS:
         return None
     untrained = real[seeds[0]]["right before"]
-    after = [[of[seed]["right after"] for seed in seeds] for of in (real, control)]
+    known = all("answers after" in of[seed] for of in (real, control) for seed in seeds)
+    after = [[of[seed]["answers after" if known else "right after"] for seed in seeds] for of in (real, control)]
     return placebo_report(*after, untrained=untrained)
 
 
@@ -218,10 +221,8 @@ def provenance() -> list[tuple[str, str, str]]:
     """Say what made the tables."""
     rows = []
     for name, model in FILES.items():
-        result = measured(name)
         by = f"`python -m benchmarks.hacked_rewards --model {model.lower()} --out data/measured/{name}.json`"
-        made = by_versions(sorted({row.get("made_with", made_with(result)) for row in result["runs"]}))
-        rows += [("hacked rewards", by, text) for text in made]
+        rows += [("hacked rewards", by, text) for text in made_runs(measured(name))]
     return rows
 
 

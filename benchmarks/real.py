@@ -19,8 +19,8 @@ from tools.record import ROOT, made_with, run_main
 from workbench.curves.curve import Curve
 from workbench.curves.documented import as_text, stored
 from workbench.errors import RunError
-from workbench.experiments.held_out import FILE
-from workbench.runs.files import json_lines, read_json, write_json, write_text
+from workbench.experiments.held_out import held_out_rewards
+from workbench.runs.files import read_json, write_json, write_text
 from workbench.runs.run import Run
 
 LOGGED = {  # metric of TRL -> unit
@@ -131,6 +131,7 @@ def baseline(arm: str, trainings: dict[int, Run], name: str, environment: dict) 
             "arm": words,
             "recipe": settings,
             "stops": first["stops"], "overrides": first["overrides"], "completions": some.to_dict("records"),
+            "answers": {str(seed): answers(one.path) for seed, one in trainings.items()},
             "made_with": [made_with({"environment": environment})],
         },
     }  # fmt: skip
@@ -151,11 +152,12 @@ def with_stored(made: dict, known: dict) -> dict:
         curves[metric] = curve | {"points": points, "by_seed": by_seed}
     seeds = len(curves["reward"]["by_seed"])
     sources = dict.fromkeys(known["recorded"]["made_with"] + made["recorded"]["made_with"])
+    answered = known["recorded"].get("answers", {}) | made["recorded"].get("answers", {})
     return made | {
         "title": made["title"].replace(f"seeds: {made['seeds']}", f"seeds: {seeds}"),
         "seeds": seeds,
         "curves": curves,
-        "recorded": made["recorded"] | {"made_with": list(sources)},
+        "recorded": made["recorded"] | {"answers": answered, "made_with": list(sources)},
     }
 
 
@@ -175,9 +177,12 @@ def thinned(values: pd.Series, size: int) -> pd.Series:
 
 def looks(folder: Path) -> pd.Series:
     """The share of held-out questions answered right at each look, [looks] by step; empty where there was none."""
-    file = folder / FILE
-    rows = pd.DataFrame([row for _, row in json_lines(file)] if file.is_file() else [], columns=["step", "reward"])
-    return rows.groupby("step")["reward"].mean()
+    return pd.Series({step: float(np.mean(rewards)) for step, rewards in held_out_rewards(folder).items()}, dtype=float)
+
+
+def answers(folder: Path) -> list[float]:
+    """Return the reward of each held-out question at the last look; empty where there was no look."""
+    return next(reversed(held_out_rewards(folder).values()), [])
 
 
 def of_model(notebook: str, says: str) -> bool:

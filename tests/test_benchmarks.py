@@ -12,6 +12,7 @@ from benchmarks import divisor, dose, evidence, hacked_rewards, real, recorded_r
 from tools import record
 from workbench.curves.documented import load_baseline
 from workbench.errors import RunError
+from workbench.experiments.held_out import FILE
 from workbench.experiments.recipes import make_recipe
 from workbench.runs.completions import append_table
 from workbench.runs.files import read_json, write_json, write_text
@@ -107,7 +108,7 @@ def test_a_real_run_is_documented_by_its_finished_seeds(tmp_path, monkeypatch, c
         lines = [{"step": n, "reward": 0.5} | dict.fromkeys(real.LOGGED, 0.25) for n in (1, 2)]
         write_text(folder / "metrics.jsonl", "".join(json.dumps(line) + "\n" for line in lines))
         asked = [{"step": n, "reward": right} for n in (0, 2) for right in (0.0, float(n > 0))]
-        write_text(folder / real.FILE, "".join(json.dumps(line) + "\n" for line in asked))
+        write_text(folder / FILE, "".join(json.dumps(line) + "\n" for line in asked))
     write_json(tmp_path / "run" / "env.json", record.about())
     write_json(tmp_path / "run" / "params.json", {"seed": 3, "model": "smollm2", "steps": 2, **MANY})
     save_result(Run(tmp_path / "run"), [Result("it rises", True)])
@@ -141,7 +142,9 @@ def test_seeds_of_an_earlier_run_stay_in_the_file():
         return {"title": f"T, seeds: {len(seeds)}", "seeds": len(seeds), "curves": {"reward": curve}, "recorded": of}
 
     first, second = made("a", seed0=[0.0, 1.0]), made("b", at_once=4, seed1=[0.5, 0.5])
+    second["recorded"]["answers"] = {"1": [1.0, 0.0]}
     both = real.with_stored(second, first)
+    assert both["recorded"]["answers"] == {"1": [1.0, 0.0]}
     assert (both["seeds"], both["title"], both["recorded"]["made_with"]) == (2, "T, seeds: 2", ["a", "b"])
     assert both["curves"]["reward"]["points"] == [[0, 0.25], [1, 0.75]]
     assert real.with_stored(second, {}) == second
@@ -158,6 +161,10 @@ def test_the_effect_on_a_real_model_obeys_its_interval():
     stock = arm([0.1, 0.2, 0.1])
     says, above = evidence.effect({"stock TRL, masked": stock, "workbench, masked": arm([0.8, 0.9, 0.7])})
     assert above and says.startswith("workbench less stock TRL") and says.endswith("seeds: 3")
+    answers = [{str(seed): [one] * 4 for seed in range(3)} for one in (0.0, 1.0)]
+    stock, ours = (dataclasses.replace(known, recorded=known.recorded | {"answers": of}) for of in answers)
+    says, above = evidence.effect({"stock TRL, masked": stock, "workbench, masked": ours})
+    assert above and says.endswith("+1.00 (+1.00 to +1.00), seeds: 3, questions: 4")
     assert evidence.effect({"stock TRL, masked": stock, "workbench, masked": arm([0.0, 0.9, 0.1])})[1] is None
 
 

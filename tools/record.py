@@ -139,6 +139,11 @@ def by_versions(made: Iterable[str]) -> list[str]:
     return ["; ".join([*(_of_a_day(*day) for day in of.items()), versions]) for versions, of in days.items()]
 
 
+def made_runs(result: dict) -> list[str]:
+    """Say what made the runs of a result, each of which may be of another commit than the file."""
+    return by_versions(sorted({run.get("made_with") or made_with(result) for run in result["runs"]}))
+
+
 def _of_a_day(date: str, commits: Iterable[str]) -> str:
     names = list(commits)
     return f"commit{'s' if len(names) > 1 else ''} {', '.join(names)}, {date}"

@@ -11,6 +11,7 @@ from workbench.curves.documented import load_baseline
 from workbench.curves.stats import (
     UNKNOWN_BETWEEN_RUNS,
     change_interval,
+    crossed_interval,
     iqm,
     noise_covariance,
     one_seed,
@@ -182,6 +183,37 @@ def test_equivalence_needs_the_whole_interval_within_the_margin():
     found = seed_interval([-0.1, 0.0, 0.1], np.random.default_rng(0))
     assert [found.within(margin)[0] for margin in (1.0, 0.1)] == [True, None]
     assert seed_interval([3.9, 4.0, 4.1], np.random.default_rng(0)).within(1.0)[0] is False
+
+
+@pytest.mark.parametrize("questions", [10, 44])
+@pytest.mark.parametrize("seeds", [3, 5, 10])
+def test_95_per_cent_are_covered_over_seeds_and_questions(seeds, questions):
+    rng, covered = np.random.default_rng(0), 0
+    for _ in range(500):
+        # Right answers less those of another arm: some questions gain much, others nothing, and seeds differ.
+        base, gain = rng.normal(0, 1, questions), rng.normal(1, 1.5, questions)
+        of_seed = rng.normal(0, 0.5, (2, seeds, 1))
+        right = [rng.random((seeds, questions)) < 1 / (1 + np.exp(-(base + n * gain + of_seed[n]))) for n in (1, 0)]
+        values = right[0] * 1.0 - right[1]
+        found = crossed_interval(values)
+        covered += found.low <= 0.1533 <= found.high  # the mean of 40 million such differences
+    assert covered >= 465
+
+
+def test_one_seed_over_questions_has_no_interval():
+    assert crossed_interval([[1, 0, 1]]).method == ""
+    assert crossed_interval([[1, 0, 1]]).estimate == pytest.approx(2 / 3)
+
+
+@pytest.mark.parametrize("values", [[1, 0], [[1], [0]], [[1, np.nan], [0, 1]], np.zeros((0, 3))])
+def test_scores_that_are_no_table_of_answers_are_refused(values):
+    with pytest.raises(ParameterError, match=r"expected \(seeds, questions\), 2 questions or more, all finite"):
+        crossed_interval(values)
+
+
+def test_equal_answers_have_an_interval_without_width():
+    found = crossed_interval(np.ones((3, 4)))
+    assert (found.low, found.high, found.detectable) == (1.0, 1.0, 0.0)
 
 
 @pytest.mark.parametrize("count, n, low, high", [(0, 3, 0, 0.708), (2, 3, 0.094, 0.992), (8, 8, 0.631, 1)])

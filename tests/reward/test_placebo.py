@@ -133,13 +133,28 @@ def test_conversations_are_read_as_their_last_message():
             "1 rewards for 2 completions",
         ),
         (lambda: placebo(RANDOM)(lambda completions, **c: ["a"])(completions=["a"]), "expected a number"),
-        (lambda: placebo_report([1.0], [1.0, 2.0]), "1 scores with the reward and 2 with the placebo"),
+        (
+            lambda: placebo_report([1.0], [1.0, 2.0]),
+            "scores of shape \\(1,\\) with the reward and \\(2,\\) with the placebo",
+        ),
         (lambda: placebo_report([1.0, float("nan")], [1.0, 2.0]), "expected a finite number"),
     ],
 )
 def test_what_cannot_be_a_placebo_is_refused(make, message):
     with pytest.raises((ParameterError, TypeError), match=message):
         make()
+
+
+def test_answers_give_an_interval_over_seeds_and_questions():
+    rng = np.random.default_rng(0)
+    real, control = (rng.random((3, 44)) < share for share in (0.7, 0.2))
+    report = placebo_report(real, control, untrained=0.2)
+    assert report.verdict == "beyond its placebo" and "over 3 seeds and 44 questions;" in str(report)
+    assert report.placebo.low < 0 < report.placebo.high
+    again = placebo_report(control, rng.random((3, 44)) < 0.3)
+    assert "seeds would show one as large as this on these questions. The" in str(again)
+    with pytest.raises(ParameterError, match="a row of answers for every seed"):
+        placebo_report(real, real[0])
 
 
 def test_the_verdict_obeys_its_interval():

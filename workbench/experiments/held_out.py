@@ -15,6 +15,14 @@ from .sampling import Sampling, TransformersSampler, generate
 FILE = "held_out.jsonl"
 
 
+def held_out_rewards(folder: Path) -> dict[int, list[float]]:
+    """Return step -> the reward of each held-out question at that look, [questions]; empty where there was no look."""
+    looks: dict[int, list[float]] = {}
+    for _, row in json_lines(folder / FILE) if (folder / FILE).is_file() else ():
+        looks.setdefault(row["step"], []).append(row["reward"])
+    return dict(sorted(looks.items()))
+
+
 class HeldOut(TrainerCallback):
     """Answers held-out questions while a trainer trains, one line of `held_out.jsonl` for each question at each look.
 

@@ -9,8 +9,9 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
+from numpy.typing import ArrayLike
 
-from ..curves.stats import Interval, one_seed, seed_interval, seeds_needed
+from ..curves.stats import Interval, crossed_interval, one_seed, seed_interval, seeds_needed
 from ..errors import ParameterError
 from ..logs.rollouts import message_text
 from .call import is_async, name_of, number, text_of
@@ -197,10 +198,12 @@ class PlaceboReport:
     def __str__(self) -> str:
         if not self.beyond.method:
             return f"inconclusive: {self.beyond.estimate:+.3g} beyond its placebo with {self.beyond.about}"
-        says = f"The reward's effect beyond its placebo: {_signed(self.beyond)}, {self.beyond.name} over {self.beyond.n} seeds"
+        over = self.beyond.about.partition(", ")[2]
+        says = f"The reward's effect beyond its placebo: {_signed(self.beyond)}, {self.beyond.name} over {over}"
         says += f"; a difference of {self.beyond.detectable:.2g} would show in 80% of such experiments."
         if self.verdict == "inconclusive":
-            needed = f"; {self.seeds} seeds would show one as large as this" if self.seeds else ""
+            of_these = " on these questions" if "questions" in over else ""
+            needed = f"; {self.seeds} seeds would show one as large as this{of_these}" if self.seeds else ""
             says = f"Inconclusive{needed}. {says}"
         if self.placebo is not None:
             says += f" The placebo's own gain: {_signed(self.placebo)}."
@@ -210,13 +213,14 @@ class PlaceboReport:
 
 
 def placebo_report(
-    reward: Sequence[float], placebo: Sequence[float], *, untrained: float | None = None, seed: int = 0
+    reward: ArrayLike, placebo: ArrayLike, *, untrained: float | None = None, seed: int = 0
 ) -> PlaceboReport:
     """Compare trainings with a reward with trainings with its placebo, seed by seed.
 
     Args:
-        reward: a score of each training, such as held-out answers right; one for each seed, 2 or more for an interval.
-        placebo: the same of the trainings with the placebo, in the same order of seeds.
+        reward: a score of each training, such as the share of held-out answers that are right, (seeds,), 2 or more for an
+            interval; or the score of each answer, (seeds, questions), and the interval is over both.
+        placebo: the same of the trainings with the placebo, in the same order of seeds and questions.
         untrained: the score before training; the report then also has the placebo's own gain.
         seed: of the bootstrap, from 5 seeds on.
 
@@ -227,13 +231,14 @@ def placebo_report(
         >>> print(placebo_report([0.52, 0.48, 0.55, 0.50], [0.28, 0.31, 0.30, 0.26]).verdict)
         beyond its placebo
     """
-    if len(reward) != len(placebo) or not len(reward):
-        counts = f"{len(reward)} scores with the reward and {len(placebo)} with the placebo"
-        raise ParameterError(f"{counts}: expected one of each for every seed")
-    differences = np.asarray(reward, float) - np.asarray(placebo, float)
-    beyond = _interval(differences, seed)
-    own = None if untrained is None else _interval(np.asarray(placebo, float) - untrained, seed)
+    real, control = np.asarray(reward, float), np.asarray(placebo, float)
+    if real.shape != control.shape or real.ndim not in (1, 2) or not len(real):
+        shapes = f"scores of shape {real.shape} with the reward and {control.shape} with the placebo"
+        raise ParameterError(f"{shapes}: expected one of each for every seed, or a row of answers for every seed")
+    beyond = _interval(real - control, seed)
+    own = None if untrained is None else _interval(control - untrained, seed)
     seeds = None
+    differences = (real - control).reshape(len(real), -1).mean(1)
     spread = float(differences.std(ddof=1)) if len(differences) > 1 else 0.0
     size = abs(float(beyond.estimate))
     if spread > 0 and size >= 0.1 * spread:  # a smaller one takes 800 seeds or more
@@ -244,6 +249,8 @@ def placebo_report(
 def _interval(values: np.ndarray, seed: int) -> Interval:
     if not np.isfinite(values).all():
         raise ParameterError("scores: expected a finite number for each seed; leave out or repeat a seed without one")
+    if values.ndim == 2:
+        return crossed_interval(values)
     if len(values) == 1:
         return one_seed(float(values[0]))
     return seed_interval(values, np.random.default_rng(seed), statistic=np.mean)

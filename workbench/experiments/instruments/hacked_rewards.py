@@ -15,11 +15,10 @@ from typing import Any
 import numpy as np
 
 from ...reward.report import RewardReport
-from ...runs.files import json_lines
 from ...runs.run import Run
 from ...training.rewards import RewardFn, completion_text, described, exact_match_reward
 from ...training.rows import has_gpu
-from ..held_out import FILE
+from ..held_out import held_out_rewards
 from ..toys.search_task import CLOSE, TOPICS, search_model, search_prompts
 
 HELD_OUT_EACH = 5  # one question in five is held out, other topics for each way to ask
@@ -206,10 +205,7 @@ HACKS: dict[str, tuple[RewardFn, str]] = {  # hack -> the reward, and the featur
 
 def held_out_right(run: Run) -> dict[int, float]:
     """Share of held-out questions answered right at each look, by step."""
-    looks: dict[int, list[float]] = {}
-    for _, row in json_lines(run.path / FILE):
-        looks.setdefault(row["step"], []).append(row["reward"])
-    return {step: float(np.mean(rewards)) for step, rewards in sorted(looks.items())}
+    return {step: float(np.mean(rewards)) for step, rewards in held_out_rewards(run.path).items()}
 
 
 def said_of(report: RewardReport, feature: str = "") -> dict[str, Any]:
