@@ -14,7 +14,7 @@ from step_cases import BASE, FAULTS, HEALTHY, LORA, PROMPTS, length, make, of_pr
 from transformers import AutoModelForCausalLM
 
 from workbench import attach_watch
-from workbench.errors import ParameterError
+from workbench.errors import ParameterError, RunError
 from workbench.experiments.recipes import resolve_model
 from workbench.watch.attach import StepCheck
 from workbench.watch.check_step import check_step
@@ -461,3 +461,18 @@ def test_a_watch_checks_the_micro_batches_of_an_epochs_end(cls, tmp_path):
     first = check.reports[1].first
     assert (first is not None) == (cls is DividedByAll), check.reports[1]
     assert first is None or first.name in ("loss", "gradient"), first
+
+
+class LogsItsRate(trl.GRPOTrainer):
+    def training_step(self, *args, **kwargs):
+        loss = super().training_step(*args, **kwargs)
+        self._metrics["train"]["rate"].append(self.lr_scheduler.get_last_lr()[0])
+        return loss
+
+
+def test_a_step_that_needs_the_scheduler_says_how_to_make_it(tmp_path):
+    trainer = make(tmp_path, cls=LogsItsRate)
+    with pytest.raises(RunError, match=r"call trainer.create_optimizer_and_scheduler\(STEPS\)"):
+        check_step(trainer)
+    trainer.create_optimizer_and_scheduler(4)
+    assert check_step(trainer).first is None

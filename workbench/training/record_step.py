@@ -90,7 +90,7 @@ def record_step(
     fewer than `gradient_accumulation_steps`.
 
     Raises:
-        RunError: vLLM that does not sample, as one that is closed.
+        RunError: vLLM that does not sample, as one that is closed; a `training_step` that needs what `train()` makes.
         ParameterError: a trainer without data; a batch that is no whole number of groups.
         Exception: whatever the training itself would raise, as from a reward function.
     """
@@ -119,6 +119,16 @@ def record_step(
                     if trainer.args.use_vllm and record.open and len(record.generated) == len(record.outputs):
                         raise RunError(
                             f"check_step: vLLM does not sample ({error!r}): is its engine closed?"
+                        ) from error
+                    if (
+                        isinstance(error, AttributeError)
+                        and "'NoneType'" in str(error)
+                        and trainer.lr_scheduler is None
+                    ):
+                        raise RunError(
+                            f"check_step: training_step needs what train() makes ({error}). If that is the scheduler, first "
+                            "call trainer.create_optimizer_and_scheduler(STEPS), with the optimizer steps of the training; "
+                            "or attach_watch(trainer, check_every=100) before train()"
                         ) from error
                     raise
         finish_update(trainer, record)
