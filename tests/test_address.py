@@ -58,7 +58,7 @@ def test_a_new_address_is_written_everywhere(tmp_path):
         assert notebook.metadata["workbench"]["outputs_of"] == code_hash(notebook)
 
 
-def test_readme_for_an_index_has_absolute_links_to_files_that_exist():
+def test_a_readme_for_an_index_has_absolute_links_to_real_files():
     shown = with_absolute_links((ROOT / "README.md").read_text(encoding="utf-8"), "https://git.test/w", "v1")
     links = re.findall(r"\]\(([^)\s]+)\)", shown)
     assert links and all(link.startswith("https://") for link in links)

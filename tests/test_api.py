@@ -54,7 +54,7 @@ def test_every_name_is_loaded_when_it_is_used_and_listed_before():
 
 
 @pytest.mark.slow
-def test_a_function_is_found_where_its_module_has_the_same_name_and_was_imported_first():
+def test_a_function_is_found_behind_a_module_of_the_same_name():
     import workbench.consistency.padding_report  # noqa: F401
     from workbench.consistency import padding_report
 

@@ -115,7 +115,7 @@ def test_a_claim_with_several_results_has_them_counted(tmp_path):
     assert both.measured == "3.3 x forward passes; 1.2 (0.8 to 1.7) x the seconds (its interval holds 1)"
 
 
-def test_a_claim_of_a_write_up_does_not_stand_under_a_threads_name():
+def test_a_write_ups_claim_does_not_stand_under_a_threads_name():
     claims_known = load_claims()
     assert claims_known["A0.2"].source == "write-up of https://github.com/huggingface/trl/issues/2387"
     assert (

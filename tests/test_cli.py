@@ -51,7 +51,7 @@ def test_report_writes_nothing_where_a_linked_run_lies(capsys, tmp_path):
     assert (linked.path / "report.html").is_file()
 
 
-def test_redacted_reports_go_to_a_folder_of_their_own_and_name_no_host_or_path(capsys, tmp_path):
+def test_redacted_reports_have_their_own_folder_and_name_no_host(capsys, tmp_path):
     write_run(tmp_path / "runs", result={"headline": {"name": "saved in", "value": str(tmp_path / "secret")}})
     code, out, _ = call(capsys, "report", "--redact", "--runs-dir", tmp_path / "runs")
     assert (code, out.strip()) == (0, str(tmp_path / "reports-redacted" / "index.html"))
@@ -108,7 +108,7 @@ def test_report_names_a_sweep_that_it_cannot_read(capsys, tmp_path):
         ("report", "make one with `workbench run NOTEBOOK`"),
     ],
 )
-def test_a_mistake_gives_one_line_and_exit_code_2_and_starts_nothing(capsys, tmp_path, arguments, says):
+def test_a_mistake_gives_one_line_and_code_2_and_starts_nothing(capsys, tmp_path, arguments, says):
     of_runs = ["--runs-dir", tmp_path / "runs"] if not arguments.startswith("list") else []
     code, out, err = call(capsys, *arguments.split(), *of_runs)
     assert (code, out) == (2, "")
@@ -151,7 +151,7 @@ COMMANDS = re.findall(r" = command\(_(\w+)", inspect.getsource(cli._parser))
 
 
 @pytest.mark.parametrize("name", COMMANDS)
-def test_the_help_of_a_command_says_what_it_is_for_and_has_an_example_that_can_be_typed(capsys, monkeypatch, name):
+def test_a_commands_help_says_its_use_with_an_example_to_type(capsys, monkeypatch, name):
     monkeypatch.setenv("COLUMNS", "200")
     purpose = inspect.getdoc(getattr(cli, f"_{name}")).splitlines()[0]
     assert purpose in " ".join(call(capsys, "--help")[1].split())
@@ -163,7 +163,7 @@ def test_the_help_of_a_command_says_what_it_is_for_and_has_an_example_that_can_b
 
 
 @pytest.mark.parametrize("arguments", ["", "fly", "run", "run 00_start_here --jobs two", "list --fly"])
-def test_a_command_line_that_makes_no_sense_ends_2_with_the_usage(capsys, arguments):
+def test_a_senseless_command_line_ends_2_with_the_usage(capsys, arguments):
     code, _, err = call(capsys, *arguments.split())
     assert code == 2
     assert err.startswith("usage: workbench")
@@ -243,7 +243,7 @@ def test_the_module_and_the_console_script_are_the_same_command():
 
 
 @pytest.mark.slow
-def test_run_says_where_the_run_is_how_it_ended_and_where_its_report_is(tmp_path):
+def test_run_says_how_it_ended_and_where_run_and_report_are(tmp_path):
     path = write_notebook(tmp_path / "hand_made.ipynb", "print('from the notebook')")
     process = workbench("run", path, "-p", "steps=7", "--runs-dir", tmp_path / "runs")
     (run,) = list_runs(tmp_path / "runs")
@@ -265,7 +265,7 @@ def test_notebooks_are_copied_into_a_new_folder_and_named(capsys, tmp_path):
     assert f"writes their runs to {other / 'runs'}; pass it as --runs-dir" in call(capsys, "notebooks", other)[2]
 
 
-def test_a_notebook_of_the_folder_here_comes_before_one_of_the_library_and_all_are_listed(tmp_path, monkeypatch):
+def test_local_notebooks_come_first_and_all_are_listed(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     own = [write_notebook(tmp_path / "notebooks" / f"{name}.ipynb") for name in ("00_start_here", "zz_mine")]
     assert [find_notebook(path.stem) for path in own] == own
@@ -274,7 +274,7 @@ def test_a_notebook_of_the_folder_here_comes_before_one_of_the_library_and_all_a
     assert list(list_notebooks()) == [*(path.stem for path in NOTEBOOKS), "zz_mine"]
 
 
-def test_a_variable_that_names_no_folder_of_notebooks_is_refused_by_name(capsys, tmp_path, monkeypatch):
+def test_a_variable_without_a_notebook_folder_is_refused_by_name(capsys, tmp_path, monkeypatch):
     monkeypatch.setenv("WORKBENCH_NOTEBOOKS", str(tmp_path / "none"))
     code, _, err = call(capsys, "list", "00_start_here")
     assert (code, err.startswith("workbench: WORKBENCH_NOTEBOOKS=")) == (2, True)
@@ -360,7 +360,7 @@ NOBODY += [f"--{caps}-caps=+dac_override,+dac_read_search" for caps in ("inh", "
 
 @pytest.mark.rare
 @pytest.mark.slow
-def test_a_user_without_a_name_and_without_a_home_runs_and_reports(tmp_path):
+def test_a_user_without_a_name_or_a_home_runs_and_reports(tmp_path):
     """As in a container that is started with a number for its user."""
     may = shutil.which("setpriv") and subprocess.run([*NOBODY, "true"], capture_output=True).returncode == 0
     need(may, "setpriv and the right to be another user")

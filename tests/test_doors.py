@@ -105,7 +105,7 @@ def test_the_devcontainer_installs_as_the_container_does():
 
 @pytest.mark.rare
 @pytest.mark.slow
-def test_the_commands_of_the_container_work_in_an_empty_environment(tmp_path):
+def test_the_containers_commands_work_in_an_empty_environment(tmp_path):
     """There is no builder here: the same files, another home, and nothing of this environment."""
     need(shutil.which("git") and (ROOT / ".git").exists(), "git and a checkout")
     listed = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
@@ -227,7 +227,7 @@ def project(tmp_path_factory):
     return folder
 
 
-def test_the_skill_says_when_to_use_it_and_when_to_say_cannot_tell():
+def test_the_skill_says_when_to_use_it_and_to_say_cannot_tell():
     _, head, text = SKILL.split("---\n", 2)
     about = yaml.safe_load(head)
     assert about.keys() == {"name", "description"} and about["name"] == "workbench"

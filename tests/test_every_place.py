@@ -109,7 +109,7 @@ def test_a_beginning_of_the_places_is_spread_over_all():
 
 
 @pytest.mark.rare
-def test_after_a_fault_at_each_of_a_few_places_all_is_as_undisturbed(tmp_path):
+def test_after_a_fault_at_a_few_places_all_is_as_undisturbed(tmp_path):
     command = [sys.executable, "-m", "benchmarks.every_place", "--spread", "--out", tmp_path / "tried.json"]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
     assert (tmp_path / "tried.json").exists(), done.stderr[-3000:]

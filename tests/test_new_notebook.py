@@ -31,7 +31,7 @@ def run_of(mine, *parameters):
     return run
 
 
-def test_it_is_a_notebook_with_parameters_one_training_and_a_result(capsys, tmp_path):
+def test_a_new_notebook_has_parameters_one_training_and_a_result(capsys, tmp_path):
     code, out, _ = call(capsys, "new", "mine", "--folder", tmp_path)
     assert code == 0 and str(tmp_path / "mine.ipynb") in out
     cells = json.loads((tmp_path / "mine.ipynb").read_text())["cells"]

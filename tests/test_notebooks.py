@@ -86,7 +86,7 @@ def test_each_parameter_has_the_help_that_list_shows(path):
 
 
 @each_notebook
-def test_a_code_cell_is_short_and_has_no_def_class_or_lambda_assigned_to_a_name(path):
+def test_a_code_cell_is_short_without_def_class_or_named_lambda(path):
     for cell in code_cells(path):
         assert cell.source.strip() and len(cell.source.splitlines()) <= 20, cell.source
         for node in ast.walk(ast.parse(cell.source)):
@@ -134,7 +134,7 @@ def test_a_relative_link_is_plain_text_in_a_report(path):
 
 @pytest.mark.rare
 @pytest.mark.slow
-def test_the_documented_example_rises_as_one_more_of_the_recorded_seeds(starter_folder, tmp_path):
+def test_the_documented_example_rises_as_the_recorded_seeds_do(starter_folder, tmp_path):
     train(make_recipe("starter", seed=1), reward_funcs=length_reward(), record_dir=tmp_path)
     run = Run(tmp_path)
     rewards = run.metrics["reward"]
@@ -157,7 +157,7 @@ def test_the_output_of_training_comes_while_it_trains(example_run):
 
 @pytest.mark.slow
 @pytest.mark.rare
-def test_curves_against_baselines_works_without_any_run_and_says_so(tmp_path):
+def test_curves_against_baselines_works_without_runs_and_says_so(tmp_path):
     process = workbench("run", "06_curves_against_baselines", "--runs-dir", tmp_path)
     assert process.returncode == 0, process.stderr
     (run,) = list_runs(tmp_path)
@@ -180,7 +180,7 @@ def test_notebook_06_places_a_log_and_names_what_it_cannot_use(here, example_run
     assert "inside the spread" in cell and "(IMJONEZZ)" in cell and "not JSON" in cell
 
 
-def test_a_figure_is_written_as_a_picture_then_its_caption_and_data():
+def test_a_figure_is_written_as_picture_then_caption_and_data():
     table = pd.DataFrame({"x": [1]})
     figure = DescribedFigure(Figure(), alt='"a" rises', table=table, caption="One seed.")
     html = f"<p>before</p>{figure._repr_html_()}<p>after</p>"

@@ -76,7 +76,7 @@ def test_importing_the_package_loads_no_heavy_library():
     assert not loaded & HEAVY
 
 
-def test_the_command_line_answers_without_loading_a_heavy_library():
+def test_the_command_line_answers_without_a_heavy_library():
     code = "import sys, workbench.cli as c; c._parser(); print(*sys.modules)"
     loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
     assert not set(loaded) & HEAVY
@@ -161,7 +161,7 @@ OPENED_THERE = {  # file -> what it opens
 }
 
 
-def test_the_files_of_a_run_are_opened_in_one_place_since_anyone_may_have_made_them():
+def test_the_files_of_a_run_are_opened_in_one_place():
     folders = ("runs", "lab", "curves/measured.py")
     paths = [path for path in FILES if str(path.relative_to(PACKAGE)).startswith(folders)]
     found = {str(path.relative_to(PACKAGE)) for path in paths if OPENS.search(path.read_text())}

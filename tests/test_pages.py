@@ -81,7 +81,7 @@ def test_docs_have_at_most_30000_words():
     assert sum(len(path.read_text(encoding="utf-8").split()) for path in COMMITTED) <= 30_000
 
 
-def test_changelog_has_at_most_300_words_until_there_is_a_release():
+def test_changelog_has_at_most_300_words_until_a_release():
     assert len((ROOT / "CHANGELOG.md").read_text(encoding="utf-8").split()) <= 300
 
 

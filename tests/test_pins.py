@@ -29,7 +29,7 @@ def asked() -> list[Requirement]:
     return [r for line in lists if (r := Requirement(line)).name != "trl-workbench"]  # `all` names the others
 
 
-def test_every_pin_installs_on_the_oldest_python_that_is_promised():
+def test_every_pin_installs_on_the_oldest_promised_python():
     """Debian 12 has 3.11.2, and a release that wants 3.11.5 is refused there."""
     (oldest,) = re.findall(r'^requires-python = ">=([\d.]+)"', (ROOT / "pyproject.toml").read_text(), re.MULTILINE)
     wants = {}
@@ -92,7 +92,7 @@ def installed(name: str) -> str | None:
         return None
 
 
-def test_the_conda_file_has_only_what_conda_takes_and_repeats_no_version():
+def test_the_conda_file_suits_conda_and_repeats_no_version():
     environment = yaml.safe_load((ROOT / "environment.yml").read_text())
     assert environment.keys() == {"name", "channels", "dependencies"}  # above all no `prefix` of one machine
     assert environment["channels"] == ["conda-forge", "nodefaults"]

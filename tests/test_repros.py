@@ -53,7 +53,7 @@ def test_a_repro_has_a_patch_that_was_seen_to_fix_it(name):
 
 
 @every_repro
-def test_results_are_of_the_code_that_is_there_on_six_releases_or_more(name):
+def test_results_are_of_the_present_code_on_six_releases_or_more(name):
     cells = DATA["results"][name]
     assert len(cells) >= 6
     assert {cell["code"] for cell in cells.values()} == {matrix.digest(name)}
@@ -100,7 +100,7 @@ def test_the_installed_trl_is_as_the_table_says():
 @pytest.mark.rare
 @pytest.mark.slow
 @pytest.mark.parametrize("state", ["present", "fixed"])
-def test_finish_reasons_of_a_sampler_say_what_was_cut_once_trl_has_the_patch(state, tmp_path):
+def test_with_the_patch_of_trl_finish_reasons_say_what_was_cut(state, tmp_path):
     """The patch that would make `EndedRow` unnecessary; no defect of a release, so it has no row in the table."""
     release = matrix.base("finish_reasons")
     folders = [ROOT / f".venv/lanes/trl-{release}", Path(importlib.util.find_spec("trl").origin).parents[1]]

@@ -64,7 +64,7 @@ NEEDS["status --json"] = ("status.json", "result.json", "params.json")
     [(name, "report") for name in UNREADABLE]
     + [(name, command) for command in NEEDS if command != "report" for name in ("cut", "without a field", "a folder")],
 )
-def test_a_run_that_cannot_be_read_is_a_row_that_says_so_and_the_others_are_shown(capsys, sound, name, command):
+def test_an_unreadable_run_is_a_row_and_the_others_are_shown(capsys, sound, name, command):
     file, content = UNREADABLE[name]
     root, *_ = sound
     odd_run(root, file, content)
@@ -128,7 +128,7 @@ def test_completions_behind_a_link_are_not_shown(capsys, sound, tmp_path):
     assert any("completions.jsonl: a link or a socket, not a plain file" in page for page in pages)
 
 
-def test_a_damaged_line_is_named_in_the_report_and_the_rest_is_shown(capsys, tmp_path):
+def test_a_report_names_a_damaged_line_and_shows_the_rest(capsys, tmp_path):
     run = write_run(tmp_path / "runs", completions=[{"step": 1, "completion": "of the first line"}])
     with (run.path / "completions.jsonl").open("a") as file:
         file.write("[1]\n")
@@ -155,9 +155,7 @@ def test_the_state_of_a_run_names_no_line_of_a_private_file(tmp_path, monkeypatc
 HOSTILE = "\x1b]0;title\x07\u202e"
 
 
-def test_names_and_texts_of_a_stranger_cannot_command_the_terminal_or_pass_for_other_lines(
-    capsys, tmp_path, monkeypatch
-):
+def test_a_strangers_names_and_texts_cannot_command_the_terminal(capsys, tmp_path, monkeypatch):
     root, line = tmp_path / "runs", "\nall: done"
     result = RESULT | {"headline": {"name": HOSTILE + line, "value": HOSTILE}, "results": []}
     for claim in ("", "A0.1"):

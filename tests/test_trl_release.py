@@ -20,12 +20,12 @@ def in_a_process(code: str) -> str:
     return process.stdout + process.stderr
 
 
-def test_a_release_that_is_not_in_place_is_named_with_the_command_that_puts_it_there():
+def test_a_missing_release_is_named_with_the_command_to_get_it():
     with pytest.raises(MissingDependencyError, match=r'trl 9\.9\.9 .* pip install --no-deps --target ".*trl-9\.9\.9"'):
         use_trl("9.9.9")
 
 
-def test_what_is_imported_then_and_in_processes_started_then_is_that_release():
+def test_imports_then_and_in_new_processes_are_of_that_release():
     code = (
         f"from workbench import use_trl; use_trl('{LAST_WITH_PPO}'); use_trl('{LAST_WITH_PPO}')\n"
         "import subprocess, sys; from importlib.metadata import version; print(version('trl'))\n"
@@ -36,7 +36,7 @@ def test_what_is_imported_then_and_in_processes_started_then_is_that_release():
     assert in_a_process(code).split() == [LAST_WITH_PPO] * 3
 
 
-def test_where_another_release_is_imported_already_it_says_to_restart(tmp_path):
+def test_with_another_release_imported_it_says_to_restart(tmp_path):
     (tmp_path / "trl").mkdir()
     (tmp_path / "trl/__init__.py").write_text("")
     code = f"import sys; sys.path.insert(0, {str(tmp_path)!r}); import trl; from importlib import metadata\n"
@@ -45,14 +45,14 @@ def test_where_another_release_is_imported_already_it_says_to_restart(tmp_path):
 
 
 @pytest.mark.slow
-def test_ppo_is_imported_in_a_plain_script_whatever_vllm_is_there():
+def test_a_plain_script_imports_ppo_whatever_vllm_is_there():
     code = f"from workbench import use_trl; use_trl('{LAST_WITH_PPO}')\nfrom workbench import PPOTrainer; print(PPOTrainer)"
     assert in_a_process(code).split() == ["<class", "'workbench.training.ppo.PPOTrainer'>"]
 
 
 @pytest.mark.rare
 @pytest.mark.slow
-def test_a_lane_on_the_path_alone_is_imported_whatever_vllm_is_there():
+def test_a_lane_on_the_path_is_imported_whatever_vllm_is_there():
     lane = Path(sys.prefix) / "lanes" / f"trl-{LAST_WITH_PPO}"
     code = f"import sys; sys.path.insert(0, {str(lane)!r}); from workbench import GRPOTrainer; print(GRPOTrainer)"
     assert in_a_process(code).split() == ["<class", "'workbench.training.grpo.GRPOTrainer'>"]

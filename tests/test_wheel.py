@@ -56,14 +56,14 @@ def answer(programs: Path, cwd: Path, code: str):
     return json.loads(ran(programs / "python", "-c", code, cwd=cwd))
 
 
-def test_it_is_the_wheel_that_is_imported_and_its_data_lies_in_it(programs, tmp_path):
+def test_the_wheel_is_imported_and_its_data_lies_in_it(programs, tmp_path):
     code = "import json, workbench; from workbench.extras import packaged;"
     code += "print(json.dumps([workbench.__file__, *map(str, map(packaged, ('data', 'notebooks')))]))"
     found = answer(programs, tmp_path, code)
     assert all(Path(path).is_relative_to(programs.parent) for path in found)
 
 
-def test_it_carries_every_notebook_every_baseline_and_the_claims_as_they_are_in_the_checkout(programs, tmp_path):
+def test_it_carries_notebooks_baselines_and_claims_unchanged(programs, tmp_path):
     found = answer(
         programs,
         tmp_path,
@@ -82,7 +82,7 @@ def test_it_carries_every_notebook_every_baseline_and_the_claims_as_they_are_in_
     assert notebooks == {p.name: p.read_text() for p in NOTEBOOKS}
 
 
-def test_it_carries_the_toys_and_python_s_licence_as_they_are_in_the_checkout(programs, tmp_path):
+def test_it_carries_the_toys_and_pythons_licence_unchanged(programs, tmp_path):
     code = "import json; from workbench.experiments.toys.starter import SHIPPED, starter_model; starter_model();"
     files = "p.relative_to(SHIPPED).as_posix(): p.stat().st_size for p in SHIPPED.rglob('*') if p.is_file()"
     found = answer(programs, tmp_path, f"{code}print(json.dumps({{{files}}}))")
@@ -118,7 +118,7 @@ def grpo_loss(logps, old_logps, advantages, mask):
 
 
 @pytest.mark.rare
-def test_list_run_and_report_work_in_any_folder_and_leave_what_they_make_there(programs, tmp_path):
+def test_list_run_and_report_work_and_write_in_any_folder(programs, tmp_path):
     listing = ran(programs / "workbench", "list", cwd=tmp_path)
     assert {path.stem for path in NOTEBOOKS} <= set(listing.splitlines())
     ran(programs / "workbench", "run", "-q", "00_start_here", "-p", "steps=3", cwd=tmp_path)
@@ -139,7 +139,7 @@ def test_a_sweep_over_a_notebook_of_ones_own_works_in_any_folder(programs, tmp_p
 
 
 @pytest.mark.rare
-def test_notebooks_are_copied_out_and_the_copy_comes_before_the_one_in_the_wheel(programs, tmp_path):
+def test_a_notebook_copied_out_comes_before_the_wheels_own(programs, tmp_path):
     ran(programs / "workbench", "notebooks", cwd=tmp_path)
     copy = tmp_path / "notebooks" / "00_start_here.ipynb"
     assert copy.read_text() == (packaged("notebooks") / copy.name).read_text()
@@ -148,7 +148,7 @@ def test_notebooks_are_copied_out_and_the_copy_comes_before_the_one_in_the_wheel
 
 
 @pytest.mark.rare
-def test_a_run_names_no_commit_where_the_wheel_lies_in_a_repository_of_the_users(programs, tmp_path):
+def test_a_wheel_in_a_users_repository_names_no_commit(programs, tmp_path):
     git = ("git", "-c", "user.name=user", "-c", "user.email=user@localhost")
     ran(*git, "init", "--quiet", programs.parent, cwd=tmp_path)
     ran(*git, "commit", "--quiet", "--allow-empty", "-m", "theirs", cwd=programs.parent)

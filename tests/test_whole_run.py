@@ -1,4 +1,4 @@
-"""How the tests themselves run: their order, who shares vLLM, and what is skipped."""
+"""The tests themselves: their names, their order, who shares vLLM, and what is skipped."""
 
 import json
 import re
@@ -8,13 +8,20 @@ import whole_run
 from conftest import ROOT, daily, need
 
 
-def test_all_that_starts_an_engine_or_asks_the_server_is_of_one_scope():
+def test_the_name_of_a_test_has_at_most_60_characters():
+    sources = [path.read_text() for path in (ROOT / "tests").rglob("*.py")]
+    names = [name for source in sources for name in re.findall(r"^ *(?:async )?def (test_\w+)", source, re.M)]
+    assert names
+    assert {name: len(name) for name in names if len(name) > 60} == {}
+
+
+def test_all_that_starts_an_engine_or_asks_a_server_is_one_scope():
     users = ("experiments/test_sampling.py", "training/test_stopping.py", "training/test_sync_on_cpu.py")
     assert {whole_run.scope_of(f"tests/{file}") for file in users} == {"vLLM"}
     assert whole_run.scope_of("tests/runs/test_run.py") == "tests/runs/test_run.py"
 
 
-def test_resumed_notebooks_are_spread_and_one_notebook_stays_whole():
+def test_resumed_notebooks_are_spread_and_each_stays_whole():
     of = whole_run.by_notebook
     assert of("test_it[05_grpo_docs_example-before]") == of("test_it[05_grpo_docs_example-behind]") == "resumed 05"
     assert of("test_it[07_one_step_recomputed-before]") == "resumed 07"
@@ -37,7 +44,7 @@ def test_a_case_that_is_not_chosen_is_rare():
         daily(["a"], "b")
 
 
-def test_what_a_machine_lacks_is_a_skip_by_name_and_with_ci_a_failure(monkeypatch):
+def test_a_missing_part_is_a_named_skip_and_with_ci_a_failure(monkeypatch):
     monkeypatch.delenv("CI", raising=False)
     need(True, "this")
     with pytest.raises(pytest.skip.Exception, match="needs Chromium"):

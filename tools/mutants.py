@@ -208,9 +208,7 @@ MUTANTS = [
         "lab/batch/execute.py",
         'for name in ("result.json", AUDIT):',
         "for name in (AUDIT,):",
-        (
-            f"{EXECUTE}::test_a_notebook_that_saves_no_result_is_done_without_a_headline_of_its_own_or_of_an_earlier_execution",
-        ),
+        (f"{EXECUTE}::test_a_notebook_without_a_result_is_done_without_a_headline",),
     ),
     Mutant(
         "two sweeps claim a point at once",

@@ -76,7 +76,7 @@ def test_settings_of_another_type_are_left_out(tmp_path, name, value):
     assert cli.main(["audit", str(tmp_path)]) == 0
 
 
-def test_terminal_escapes_and_scripts_in_completions_are_inert_in_all_outputs(tmp_path, capsys):
+def test_escapes_and_scripts_in_completions_are_inert_everywhere(tmp_path, capsys):
     (tmp_path / "trainer_state.json").write_bytes(history(*({"step": n, **LINE, HOSTILE: 1} for n in range(1, 21))))
     (tmp_path / "config.json").write_text(json.dumps({"model_type": HOSTILE, "dtype": HOSTILE}))
     (tmp_path / "completions").mkdir()

@@ -35,7 +35,7 @@ def audit(capsys, *arguments):
     return code, *capsys.readouterr()
 
 
-def test_a_masked_run_is_told_its_cause_first_and_its_healthy_twin_is_left_alone(capsys, tmp_path):
+def test_a_masked_run_shows_its_cause_first_a_healthy_one_none(capsys, tmp_path):
     sick, well = state(tmp_path / "sick", logged(masked=True)), state(tmp_path / "well", logged())
     code, out, _ = audit(capsys, sick)
     assert code == 1
@@ -63,7 +63,7 @@ def test_json_is_an_object_a_run_with_every_rule(capsys, tmp_path):
     assert first["findings"][0]["rule"] == "masked-stops"
 
 
-def test_a_path_that_cannot_be_used_is_a_line_and_the_others_are_still_audited(capsys, tmp_path):
+def test_an_unusable_path_is_a_line_and_the_others_are_audited(capsys, tmp_path):
     (tmp_path / "loop").symlink_to(tmp_path / "loop")
     well = state(tmp_path / "well", logged())
     for path in (tmp_path / "absent", "a" * 300, "~nobody-has-this-name/run", tmp_path / "loop"):
@@ -73,7 +73,7 @@ def test_a_path_that_cannot_be_used_is_a_line_and_the_others_are_still_audited(c
     assert "no such file or folder" in audit(capsys, tmp_path / "absent")[2]
 
 
-def test_a_limit_decides_what_the_log_leaves_open_and_one_that_cannot_be_is_refused(capsys, tmp_path):
+def test_a_limit_decides_open_cases_and_a_false_one_is_refused(capsys, tmp_path):
     alike = [row | {"completions/max_length": 7.0} for row in logged()]
     folder = state(tmp_path, alike)
     assert "With --limit N 3 more and with log_completions=True" in " ".join(audit(capsys, folder)[1].split())
@@ -85,7 +85,7 @@ def test_a_limit_decides_what_the_log_leaves_open_and_one_that_cannot_be_is_refu
         audit_run(folder, limit=4)
 
 
-def test_the_value_in_python_is_a_table_of_what_was_found_and_what_is_open(tmp_path):
+def test_the_python_value_is_a_table_of_what_is_found_and_open(tmp_path):
     report = audit_run(state(tmp_path, logged(masked=True)))
     assert report.problems == ["masked-stops", "zero-gradient"]
     assert set(report.table()["verdict"]) == {"found", "cannot tell"}
@@ -104,7 +104,7 @@ def test_the_model_s_folder_tells_what_the_log_does_not(tmp_path):
         audit_run(folder, model="who/what")
 
 
-def test_a_setting_can_be_stated_and_one_that_is_unknown_is_refused(capsys, tmp_path):
+def test_a_setting_can_be_stated_and_an_unknown_one_is_refused(capsys, tmp_path):
     folder = state(tmp_path, [row | {"completions/clipped_ratio": 0.9} for row in logged()])
     assert "masked-stops" not in audit(capsys, folder)[1].split("cannot tell")[0]
     code, out, _ = audit(capsys, folder, "--set", "mask_truncated_completions=true")
@@ -115,7 +115,7 @@ def test_a_setting_can_be_stated_and_one_that_is_unknown_is_refused(capsys, tmp_
         assert (code, f"set={wrong!r}" in err) == (2, True)
 
 
-def test_several_runs_are_a_table_first_and_what_is_alike_stands_once(capsys, tmp_path):
+def test_several_runs_are_a_table_first_and_repeats_stand_once(capsys, tmp_path):
     folders = [state(tmp_path / f"sick-{n}", logged(masked=True)) for n in (1, 2)]
     _, out, _ = audit(capsys, *folders, state(tmp_path / "well", logged()))
     first, *rows = out.splitlines()[:4]

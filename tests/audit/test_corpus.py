@@ -44,7 +44,7 @@ def test_a_fault_is_the_first_thing_that_is_named(name):
 
 
 @pytest.mark.parametrize("name", HIDDEN)
-def test_a_fault_that_the_log_cannot_show_is_open_and_no_other_cause_is_named_for_it(name):
+def test_a_fault_the_log_cannot_show_is_open_with_no_wrong_cause(name):
     known, (run, findings) = MANIFEST[name], audited(name)
     assert findings[known["rule"]].verdict == "cannot tell"
     assert findings[known["rule"]].advice
@@ -84,7 +84,7 @@ DOCUMENTED = {
 
 
 @pytest.mark.parametrize("path", sorted((packaged("data") / "baselines").glob("*.json")), ids=lambda path: path.stem)
-def test_documented_runs_have_the_problems_that_their_sources_tell_and_no_other(path, tmp_path):
+def test_documented_runs_have_exactly_their_sources_problems(path, tmp_path):
     curves = json.loads(path.read_text())["curves"]
     if "reward" not in curves:
         pytest.skip("no curve of its reward is published")

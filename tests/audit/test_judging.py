@@ -62,7 +62,7 @@ def test_nobody_who_runs_away_is_told_to_learn_faster(sign):
     assert no_learning(log(56, reward=SCATTER, **sign)).advice.startswith("Do not raise the learning rate")
 
 
-def test_means_over_five_steps_show_the_limit_that_they_never_exceed():
+def test_means_over_five_steps_show_the_limit_they_never_exceed():
     longest = np.r_[np.linspace(100, 3000, 50), [4096, 4096, 4090, 4096, 3900, 4096]]
     cut = {"clipped_ratio": np.where(longest > 2500, 0.4, 0.0), "mean_length": longest / 2, "max_length": longest}
     made = log(56, **cut, reward=flat, entropy=0.4)
@@ -79,7 +79,7 @@ def test_means_over_five_steps_show_the_limit_that_they_never_exceed():
 NO_TEXTS = {"grad_norm": 0.0, "zero_std_share": 1.0, "reward": lambda share: 0.3 + 0 * share}
 
 
-def test_without_texts_equal_rewards_may_be_copies_and_both_are_named():
+def test_without_texts_equal_rewards_have_copies_as_a_cause_too():
     found = by_rule(log(**NO_TEXTS))
     assert found["copies"].verdict == "cannot tell"
     dead = found["zero-gradient"]
@@ -222,7 +222,7 @@ def test_wasted_groups_are_counted_where_no_step_is_wholly_dead():
 
 
 @pytest.mark.parametrize(("slope", "word", "advice"), [(-0.4, "hard", "never solved"), (0.4, "easy", "mostly solved")])
-def test_rewards_of_steps_tell_too_hard_groups_from_too_easy_ones(slope, word, advice):
+def test_step_rewards_separate_too_hard_from_too_easy_groups(slope, word, advice):
     share = np.tile([0.25, 0.75, 0.5, 1.0], 15)
     reward = 0.5 + slope * share + 0.02 * np.random.default_rng(0).normal(size=60)
     found = wasted_groups(log(reward=reward, zero_std_share=share))
@@ -252,7 +252,7 @@ def test_the_best_of_negative_rewards_is_not_called_too_easy():
 # --- which steps are dead ---
 
 
-def test_updates_on_the_same_completions_are_as_dead_as_the_first():
+def test_updates_on_the_same_completions_are_dead_as_the_first():
     first = np.arange(60) % 4 == 0  # num_iterations=4: TRL logs rewards with the first update alone
     dead = np.arange(60) // 4 % 2 == 0
     metrics = {"zero_std_share": np.where(first, dead, np.nan), "reward": np.where(first, 0.1 + 0.1 * ~dead, np.nan)}

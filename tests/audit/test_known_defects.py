@@ -123,7 +123,7 @@ def test_the_command_names_what_the_settings_meet(name, text, tmp_path, capsys):
         assert call(capsys, "doctor", "--trl", "1.8.0", "--args", tmp_path)[1] == said
 
 
-def test_a_folder_of_the_workbench_says_its_trainer_backend_and_stops(tmp_path):
+def test_a_workbench_folder_says_its_trainer_backend_and_stops(tmp_path):
     recipe = {"trainer": "RLOOTrainer", "recipe": {"backend": "vllm"}, "stops": {"stop": ["</a>"]}, "overrides": {}}
     (tmp_path / "recipe.json").write_text(json.dumps(recipe))
     settings = read_settings(tmp_path)

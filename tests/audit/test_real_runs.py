@@ -15,7 +15,7 @@ def verdicts(name, **given):
 
 
 @pytest.mark.parametrize("given", [{}, {"limit": 32}])
-def test_stock_trl_that_masks_stops_is_told_the_one_cause_and_no_wrong_one(given):
+def test_stock_trl_that_masks_stops_gets_the_one_true_cause(given):
     run, found = verdicts("stock_masked", **given)
     assert run.problems == ["masked-stops", "zero-gradient"]
     zero = next(f for f in run.findings if f.rule == "zero-gradient")
@@ -54,7 +54,7 @@ def as_verl(rows):
     ("name", "shape"), [("console.txt", as_printed), ("history.csv", as_wandb), ("run.jsonl", as_verl)]
 )
 @pytest.mark.parametrize("run", ["stock_masked", "stock_unmasked"])
-def test_the_same_run_in_another_tool_s_shape_has_the_same_problems(tmp_path, run, name, shape):
+def test_a_run_in_another_tools_shape_has_the_same_problems(tmp_path, run, name, shape):
     rows = json.loads((RUNS / run / "trainer_state.json").read_text())["log_history"]
     (tmp_path / name).write_text(shape(rows))
     assert audit_run(tmp_path / name).problems == verdicts(run)[0].problems

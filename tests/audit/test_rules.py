@@ -102,7 +102,7 @@ def test_every_rule_has_a_case():
 # --- counter-examples: what looks like the fault and is none ---------------------------------------------------------
 
 
-def test_a_zero_gradient_of_a_task_that_may_be_solved_is_no_problem():
+def test_a_zero_gradient_of_a_maybe_solved_task_is_no_problem():
     late = {"grad_norm": np.repeat([0.3, 0.0], 30), "zero_std_share": np.repeat([0.2, 1.0], 30)}
     climbs = np.minimum(np.linspace(0.2, 1.8, 60), 1.0)  # what the reward can reach is not known here
     assert [f.rule for f in check(log(**late, reward=climbs)) if f.is_problem] == []
@@ -110,7 +110,7 @@ def test_a_zero_gradient_of_a_task_that_may_be_solved_is_no_problem():
     assert "zero-gradient" in [f.rule for f in check(drops) if f.is_problem]
 
 
-def test_an_entropy_of_steps_whose_tokens_were_all_masked_is_not_taken_for_a_collapse():
+def test_entropy_of_steps_with_all_tokens_masked_is_no_collapse():
     masked = log(**MASKS, entropy=np.where(MASKED == 0, 0.0, 0.4), reward=flat)
     found = {f.rule: f for f in check(masked) if f.verdict == "found"}
     assert "masked-stops" in found and "collapse" not in found
@@ -125,7 +125,7 @@ def test_a_growing_difference_is_named_by_the_stale_sampler():
 # --- counter-examples that real runs gave -----------------------------------------------------------------------------
 
 
-def test_steps_that_use_completions_once_more_have_the_cause_of_the_first_use():
+def test_steps_that_reuse_completions_have_the_first_uses_cause():
     twice = np.where(np.arange(60) % 2, np.nan, 0.5)  # num_iterations=2
     dead = log(reward=twice, mean_length=twice, grad_norm=0.0, zero_std_share=np.where(np.arange(60) % 2, np.nan, 1.0))
     assert zero_gradient(dead).evidence["steps by cause"] == {"equal-rewards": 60}
@@ -146,7 +146,7 @@ def test_advantages_show_groups_where_no_prompt_stands_twice():
     assert (found.verdict, found.evidence["num_generations"]) == ("found", 4)
 
 
-def test_prompts_are_counted_in_tokens_where_the_tokenizer_is_there(tmp_path):
+def test_prompts_are_counted_in_tokens_if_a_tokenizer_is_there(tmp_path):
     from tokenizers import Tokenizer, models, pre_tokenizers
 
     words = Tokenizer(models.WordLevel({"a": 0, "longer": 1, "[UNK]": 2}, unk_token="[UNK]"))
@@ -162,7 +162,7 @@ def test_prompts_are_counted_in_tokens_where_the_tokenizer_is_there(tmp_path):
     assert [verdict("a aa", GPT2), verdict("a a a a a", GPT2)] == ["cannot tell", "found"]
 
 
-def test_an_entropy_that_explodes_while_the_reward_is_lost_is_a_collapse_and_explains_the_dead_steps():
+def test_a_collapse_by_exploding_entropy_explains_dead_steps():
     lost = {"reward": np.r_[0.2, np.zeros(59)], "reward_std": np.r_[0.4, np.zeros(59)]}
     dead = {"grad_norm": np.r_[0.4, np.zeros(59)], "zero_std_share": np.r_[0.2, np.ones(59)]}
     found = {f.rule: f for f in check(log(**lost, **dead, entropy=np.r_[0.4, np.full(59, 4.0)]))}
@@ -170,7 +170,7 @@ def test_an_entropy_that_explodes_while_the_reward_is_lost_is_a_collapse_and_exp
     assert found["zero-gradient"].follows_from == "collapse"
 
 
-def test_recorded_ends_of_other_steps_or_without_a_reason_tell_nothing():
+def test_ends_of_other_steps_or_without_a_reason_prove_nothing():
     ends = rows(finish_reason=lambda s, g, r: "length" if r < 2 else "stop")  # of a context shorter than the limit
     cut = {"clipped_ratio": 0.5, "mean_length": 20.0, "max_length": 60.0, "completions": ends}
     later = pd.DataFrame(ends).assign(step=lambda table: table["step"] + 100)  # after the last logged step
@@ -179,7 +179,7 @@ def test_recorded_ends_of_other_steps_or_without_a_reason_tell_nothing():
     assert cut_rows(log(**(cut | {"completions": unknown}))) is None
 
 
-def test_completions_of_other_steps_tell_nothing_of_the_logged_ones():
+def test_completions_of_other_steps_prove_nothing_of_logged_ones():
     other = pd.DataFrame(rows(reward=lambda s, g, r: 1.0)).assign(step=lambda table: table["step"] + 100)
     lost = log(reward=np.where(np.arange(60) % 4, 0.5, np.nan), mean_length=5.0, completions=other)
     assert missing_rewards(lost).says == "25.0% of the steps have no reward."
@@ -188,7 +188,7 @@ def test_completions_of_other_steps_tell_nothing_of_the_logged_ones():
 # --- together ---------------------------------------------------------------------------------------------------------
 
 
-def test_no_rule_uses_a_metric_that_another_has_shown_to_be_false():
+def test_no_rule_uses_a_metric_that_another_has_shown_false():
     found = {f.rule: f for f in check(log(**STOPPED, reward=rising, grad_norm=0.4, zero_std_share=0.1))}
     assert found["false-clipping"].contradicts == ("clipped_ratio", "mean_terminated_length")
     assert found["true-clipping"].verdict == "cannot tell"
@@ -210,7 +210,7 @@ def test_a_healthy_run_has_no_problem(healthy):
     assert [f.rule for f in check(healthy) if f.is_problem] == []
 
 
-def test_problems_come_first_and_those_that_follow_from_others_after_them():
+def test_problems_come_first_and_what_follows_from_them_after():
     copied = log(completions=rows(text=lambda s, g, r: f"{s} {g}"), facts=SIZE, entropy=0.4, **EQUAL, reward=0.5)
     first, second, *_ = check(copied)
     assert (first.rule, first.follows_from) == ("copies", None)

@@ -37,7 +37,7 @@ def problems(made):
 # --- a rate of 0 ------------------------------------------------------------------------------------------------------
 
 
-def test_a_learning_rate_that_was_printed_with_three_decimals_may_be_any_small_one():
+def test_a_learning_rate_printed_as_0_000_may_be_any_small_one():
     small = rounded(reward=rising, grad_norm=lambda share: 0.3 + share, learning_rate=0.0)
     assert problems(small) == []
     assert no_learning(small).verdict == "not found"
@@ -53,7 +53,7 @@ def test_a_learning_rate_of_0_beside_numbers_in_full_is_0():
 # --- groups without signal ---------------------------------------------------------------------------------------------
 
 
-def test_where_all_groups_have_equal_rewards_the_rest_is_named_as_of_other_terms():
+def test_if_all_groups_have_equal_rewards_other_terms_are_named():
     found = zero_gradient(log(grad_norm=0.001, kl=0.03, reward=0.0, zero_std_share=1.0))
     assert "whatever gradient other terms give" in found.says
 
@@ -111,12 +111,12 @@ def test_advice_for_a_log_of_verl_has_verls_names(names, tmp_path):
     ],
     ids=["the spread", "verl's scores", "verl's advantages"],
 )
-def test_rewards_that_are_all_equal_are_told_by_any_metric_of_their_spread(equal):
+def test_any_metric_of_spread_shows_that_all_rewards_are_equal(equal):
     found = zero_gradient(log(**equal, grad_norm=0.3 * EVERY_OTHER, reward=0.2 * EVERY_OTHER))
     assert (found.cause, found.steps[:2]) == ("equal-rewards", (1, 3))
 
 
-def test_the_gradient_of_the_last_of_ten_steps_is_set_against_the_share_of_equal_groups_of_all_ten():
+def test_one_gradient_of_ten_steps_is_set_against_a_share_of_all():
     several = log(grad_norm=0.3 * EVERY_OTHER, zero_std_share=0.55, reward=flat)
     several.steps["step"] *= 10
     found = zero_gradient(several)
@@ -143,7 +143,7 @@ def test_a_reward_function_that_never_varies_is_named(tmp_path):
 
 
 @pytest.mark.parametrize("printed", [True, False], ids=["printed", "JSON"])
-def test_losses_that_are_no_numbers_from_the_first_step_on_are_a_problem(tmp_path, printed):
+def test_losses_that_are_nan_from_the_first_step_are_a_problem(tmp_path, printed):
     lost = [{"loss": float("nan"), "grad_norm": float("nan"), "reward": 0.5, "epoch": n / 9} for n in range(1, 10)]
     (tmp_path / "a.log").write_text("\n".join(map(str, lost)) if printed else json.dumps(lost))
     found = log_damage(read(tmp_path / "a.log"))
@@ -247,13 +247,13 @@ def of_the_batch(**facts):
     return log(reward=flat, facts=facts, **metrics)
 
 
-def test_a_share_of_equal_groups_that_zero_gradients_contradict_is_false_and_the_cause_is_named():
+def test_a_share_refuted_by_zero_gradients_is_false_with_a_cause():
     findings = {f.rule: f for f in check(of_the_batch())}
     assert findings["false-zero-std"].severity == "warning" and len(findings["false-zero-std"].steps) == 30
     assert (findings["zero-gradient"].cause, findings["copies"].verdict) == ("equal-rewards", "cannot tell")
 
 
-def test_where_every_gradient_is_0_the_settings_or_the_spread_tell_whose_share_it_is():
+def test_with_all_gradients_0_settings_or_spread_name_the_share():
     dead = of_the_batch()
     dead.steps["grad_norm"] = 0.0
     assert {f.rule: f.verdict for f in check(dead)}["false-zero-std"] == "cannot tell"
@@ -262,7 +262,7 @@ def test_where_every_gradient_is_0_the_settings_or_the_spread_tell_whose_share_i
         assert findings["false-zero-std"].verdict == "found" and findings["zero-gradient"].cause == "equal-rewards"
 
 
-def test_settings_alone_are_enough_to_disbelieve_it_and_only_a_share_of_1_is_used():
+def test_settings_alone_refute_it_and_only_a_share_of_1_is_used():
     share = np.where(np.arange(60) < 20, 1.0, 0.0)
     known = {"multi_objective_aggregation": "normalize_then_sum"}
     sick = log(reward=flat, zero_std_share=share, grad_norm=np.where(share, 0, 0.3), facts=known)
@@ -288,7 +288,7 @@ def test_advice_names_the_parameters_of_the_logs_own_framework():
 
 
 @pytest.mark.parametrize("count, expected", [(3, "not found"), (20, "not-finite")])
-def test_gradients_that_are_nan_for_the_first_steps_are_lost_and_not_just_not_logged(tmp_path, count, expected):
+def test_gradients_nan_at_first_are_lost_and_not_merely_unlogged(tmp_path, count, expected):
     line = "{{'loss': 0.0, 'grad_norm': {}, 'reward': {}, 'epoch': {}}}\n"
     lines = [line.format("nan" if n < count else 0.3, n / 50, n / 50) for n in range(50)]
     (tmp_path / "a.log").write_text("".join(lines))
@@ -354,7 +354,7 @@ def test_completions_of_one_length_throughout_are_cut(length, limit, cause):
     assert found.cause == cause and found.verdict == ("found" if cause else "cannot tell")
 
 
-def test_reward_functions_that_were_logged_in_few_steps_are_counted():
+def test_reward_functions_logged_in_few_steps_are_counted():
     assert (
         "2 of them, in too few steps"
         in dead_rewards(log(4, reward=flat, **{f"{PART}{name}": flat for name in "ab"})).says

@@ -75,7 +75,7 @@ def test_parts_without_a_known_name_are_set_against_the_form():
     assert reward_parts(of_parts(up, brightness=up, tool_trace=-0.5, tool_use=-0.2)).cause == ""
 
 
-def test_a_part_that_all_completions_earn_is_not_called_unsampled():
+def test_a_part_all_completions_earn_is_not_called_unsampled():
     made = of_parts(up, length=0.15, answer=up)
     assert dead_rewards(made).advice == "length: every completion earns it, so leave it out or ask for more."
     both = dead_rewards(of_parts(up, length=0.15, answer=up, strict=0.0)).advice

@@ -41,7 +41,7 @@ def test_parts_add_up_to_the_whole():
     assert report.parts.sum(axis=1).to_numpy() == pytest.approx(report.ratios.tokens, abs=1e-12)
 
 
-def test_learned_positions_are_found_as_padding_and_gone_with_position_ids():
+def test_learned_positions_show_as_padding_without_position_ids():
     model = tiny("gpt2")
     rollout = sampled_rollout(model)
     report = mismatch_report(model, **rollout)
@@ -84,7 +84,7 @@ def test_a_top_k_and_a_nucleus_within_it_are_told_apart():
     assert found["top-k"] > 0.01 and found["top-p"] > 0.01 and found["sampler"] < 1e-5 and found["temperature"] == 0
 
 
-def test_a_trainer_in_mixed_precision_is_judged_by_what_it_computes_in():
+def test_a_mixed_precision_trainer_is_judged_in_its_own_dtype():
     model = in_mixed_precision(tiny("llama"))
     report = mismatch_report(model, **sampled_rollout(tiny("llama")))
     assert report.dtype == "bfloat16" and 1e-4 < np.abs(report.ratios.tokens).max() < 0.25

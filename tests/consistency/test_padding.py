@@ -57,7 +57,7 @@ def test_pads_before_and_after_the_text_are_no_hole():
         ({"input_ids": ones(1, 2), "attention_mask": ones(1, 2, device="meta")}, "is on meta, input_ids on cpu"),
     ],
 )
-def test_a_batch_that_cannot_be_scored_says_what_is_wrong_with_it(broken, message):
+def test_a_batch_that_cannot_be_scored_says_what_is_wrong(broken, message):
     with pytest.raises(ParameterError, match=message):
         token_logprobs(tiny("llama"), broken)
 
@@ -78,7 +78,7 @@ def test_sequences_that_cannot_be_padded_say_why(arguments, message):
 
 
 @pytest.mark.parametrize("name", FAMILIES)
-def test_log_probs_from_some_rows_at_a_time_are_those_of_the_plain_forward_pass(name, monkeypatch):
+def test_log_probs_of_some_rows_at_a_time_equal_a_plain_pass(name, monkeypatch):
     model = tiny(name)
     expected = [by_hand(model, text) for text in TEXTS]
     batch = pad_batch(TEXTS, 0, "left")
@@ -124,7 +124,7 @@ def test_logits_of_a_large_vocabulary_are_never_held_whole():
     assert largest.numel == 2 * tokens * vocabulary  # the measure sees whole logits where there are some
 
 
-def test_a_report_holds_the_logits_of_the_texts_and_not_of_their_padding():
+def test_a_report_holds_the_logits_of_texts_and_not_of_padding():
     vocabulary, tokens, texts = 32_000, 512, TEXTS[:2]
     with Largest() as largest:
         report = padding_report(
@@ -181,7 +181,7 @@ def test_a_model_whose_backbone_is_not_known_is_scored_too():
     assert furthest(token_logprobs(Bare(model), batch), token_logprobs(model, batch)) < 1e-5
 
 
-def test_text_beyond_the_window_is_refused_and_pads_beyond_it_only_where_they_take_positions():
+def test_beyond_the_window_texts_and_pads_with_positions_fail():
     model = tiny("gpt2", n_positions=20)
     with pytest.raises(ParameterError, match=r"uses 24 positions, the model's window has 20: shorten the text$"):
         token_logprobs(model, pad_batch(TEXTS, 0))
@@ -222,7 +222,7 @@ def test_slices_reach_a_function_in_order():
     assert furthest(logits, map_logits(model, batch, lambda logits, targets: logits)[0]) < 1e-5
 
 
-def test_a_copy_in_another_dtype_leaves_the_model_and_the_buffers_alone():
+def test_a_copy_in_another_dtype_leaves_model_and_buffers_alone():
     model = tiny("llama")
     cast = cast_copy(model, "bfloat16")
     assert {p.dtype for p in cast.parameters()} == {torch.bfloat16}
@@ -230,7 +230,7 @@ def test_a_copy_in_another_dtype_leaves_the_model_and_the_buffers_alone():
     assert {b.dtype for b in cast.buffers()} == {torch.float32}
 
 
-def test_a_copy_in_another_dtype_keeps_tied_weights_tied_and_makes_no_copy_in_the_old_one():
+def test_a_copy_in_another_dtype_keeps_ties_and_casts_directly():
     model = tiny("gpt2")
     with mock.patch.object(torch.nn.Parameter, "__deepcopy__", side_effect=AssertionError("copied before it is cast")):
         cast = cast_copy(model, "float16")

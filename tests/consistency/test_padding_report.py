@@ -53,7 +53,7 @@ def test_the_verdict_tells_why_position_ids_are_not_used():
         assert f"takes them {reason}" in padding_report(tiny(name), None, TEXTS, dtypes=["float32"]).reason
 
 
-def test_a_model_that_looks_at_pads_is_wrong_even_with_position_ids():
+def test_a_model_that_sees_pads_is_wrong_even_with_position_ids():
     model = tiny("llama")
     model.model.register_forward_pre_hook(
         lambda module, args, kwargs: (args, kwargs | {"attention_mask": torch.ones_like(kwargs["attention_mask"])}),
@@ -78,14 +78,14 @@ def test_nan_is_no_rounding():
         padding_report(model, None, TEXTS, dtypes=["float32"], attentions=["eager"])
 
 
-def test_a_text_that_passes_the_window_changes_its_neighbours_even_with_position_ids():
+def test_too_long_a_text_changes_neighbours_despite_position_ids():
     report = padding_report(tiny("phi3, longrope"), None, some_texts(40, 17, 9), dtypes=["float32"])
     assert report.kind == NEAR_WINDOW and "batch texts by length" in report.reason
     assert report.worst(positions="explicit", batch=3) > 1e-2
     assert report.worst(positions="explicit", batch=1) < 1e-5
 
 
-def test_dynamic_ntk_remembers_a_longer_text_and_the_report_does_not_let_it():
+def test_dynamic_ntk_remembers_a_longer_text_but_not_in_a_report():
     model, (long, between) = tiny("llama, dynamic NTK"), some_texts(60, 40)
     fresh = by_hand(model, between)
     by_hand(model, long)
@@ -94,7 +94,7 @@ def test_dynamic_ntk_remembers_a_longer_text_and_the_report_does_not_let_it():
     assert report.worst(layout=CONTROL) < 1e-5
 
 
-def test_the_control_sees_what_the_batch_size_alone_does_and_the_verdict_reckons_with_it():
+def test_the_verdict_allows_for_what_the_batch_size_alone_does():
     model = tiny("llama")
     model.lm_head.register_forward_hook(lambda module, args, logits: logits * (1 + 0.01 * len(logits)))
     report = padding_report(model, None, TEXTS, dtypes=["float32"])
@@ -109,7 +109,7 @@ def test_a_window_too_wide_to_measure_is_said_and_not_guessed():
     assert any("not run: padding past the dynamic window" in note for note in report.notes)
 
 
-def test_lower_precision_rounds_more_and_does_not_change_the_verdict():
+def test_lower_precision_rounds_more_with_the_same_verdict():
     report = padding_report(tiny("qwen2"), None, TEXTS, dtypes=["bfloat16", "float16", "float32"])
     assert report.kind == ROUNDING and list(report.rows["dtype"].unique()) == list(TOLERANCE)
     for dtype in ("float16", "bfloat16"):
@@ -117,7 +117,7 @@ def test_lower_precision_rounds_more_and_does_not_change_the_verdict():
         assert dtype in report.reason
 
 
-def test_a_model_that_was_trained_in_mixed_precision_is_scored_in_the_dtypes_that_are_asked_for():
+def test_a_mixed_precision_model_is_scored_in_the_asked_dtypes():
     model = in_mixed_precision(tiny("qwen2"))
     report = padding_report(model, None, TEXTS, dtypes=["float32", "bfloat16"])
     assert report.kind == ROUNDING and report.worst("float32", positions="implicit") < TOLERANCE["float32"]

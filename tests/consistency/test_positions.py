@@ -28,7 +28,7 @@ from workbench.errors import ParameterError
 from workbench.experiments.toys.families import FAMILIES, VOCAB, family_model, random_texts
 
 
-def test_left_pads_get_position_0_where_the_plain_formula_leaves_minus_1():
+def test_left_pads_get_position_0_and_not_minus_1():
     mask = torch.tensor([[0, 0, 1, 1, 1], [1, 1, 1, 0, 0]])
     assert position_ids(mask).tolist() == [[0, 0, 0, 1, 2], [0, 1, 2, 0, 0]]
     assert (mask.cumsum(-1) - 1)[0, 0] == -1
@@ -48,7 +48,7 @@ def seen():
     return watch
 
 
-def test_the_hook_makes_left_padded_text_score_as_if_unpadded_and_goes_when_removed():
+def test_a_removable_hook_scores_left_padded_text_as_unpadded():
     model, batch = tiny("gpt2"), pad_batch(TEXTS, 0)
     expected = [by_hand(model, text) for text in TEXTS]
     assert furthest(token_logprobs(model, batch, "implicit"), expected) > 0.5
@@ -124,7 +124,7 @@ def test_packed_inputs_and_other_masks_are_left_alone(inputs):
 
 
 @pytest.mark.parametrize("name", ["opt", "bloom", "mpt"])
-def test_a_model_that_derives_its_positions_or_takes_none_is_left_alone(name):
+def test_a_model_with_derived_or_no_positions_is_left_alone(name):
     model = tiny(name)
     assert derives_positions(model) == (name == "opt") and takes_position_ids(model) == (name == "opt")
     with with_position_ids(model) as handle:
@@ -132,7 +132,7 @@ def test_a_model_that_derives_its_positions_or_takes_none_is_left_alone(name):
     handle.remove()
 
 
-def test_a_table_that_takes_the_mask_and_is_handed_positions_by_its_model_is_mended(monkeypatch):
+def test_a_table_that_takes_a_mask_and_wrong_positions_is_fixed(monkeypatch):
     """BioGPT's counts right from the mask, as OPT's does, but its model counts pads and hands it that."""
     monkeypatch.setitem(FAMILIES, "biogpt", ("biogpt", FAMILIES["opt"][1] | {"intermediate_size": 128}))
     model, batch = family_model("biogpt"), pad_batch(TEXTS, 0)
@@ -152,7 +152,7 @@ def test_positions_that_begin_after_the_pad_id_are_left_alone():
         assert not fills_position_ids(model)
 
 
-def test_three_dimensional_positions_of_text_and_images_are_left_alone():
+def test_three_dimensional_positions_with_images_are_left_alone():
     from transformers import Qwen2VLForConditionalGeneration
 
     assert derives_positions(Qwen2VLForConditionalGeneration._from_config(_small_qwen2_vl()))
@@ -212,7 +212,7 @@ def test_generation_is_the_same_with_the_hook(name):
         assert torch.equal(model.generate(**batch, **options, use_cache=False), expected)
 
 
-def test_the_hook_is_not_saved_and_models_with_it_can_be_saved_copied_and_pickled(tmp_path):
+def test_the_hook_is_copied_and_pickled_with_a_model_never_saved(tmp_path):
     model, batch = tiny("gpt2"), pad_batch(TEXTS, 0)
     keys = list(model.state_dict())
     with_position_ids(model)

@@ -104,7 +104,7 @@ def test_effective_sample_size_lies_between_one_sample_and_all(logs):
     assert ratio_report([[-0.0]] + [[-700.0]] * 3, [[-700.0]] * 4).effective_sample_size() == pytest.approx(0.25)
 
 
-def test_tokens_without_a_sampled_log_prob_count_as_no_difference():
+def test_tokens_with_no_sampled_log_prob_count_as_no_difference():
     report = ratio_report([[-1.0, -9.0], [-2.0]], [[-1.0, None], [math.nan]])
     assert report.missing == 2 and (report.tokens == 0).all()
 

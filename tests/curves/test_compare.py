@@ -35,16 +35,14 @@ SAME_CASES = [name for name, about in CASES.items() if about["truth"] == "same"]
 
 @pytest.mark.parametrize("name", SAME_CASES)
 @pytest.mark.parametrize("n", [1, 2, 3, 8])
-def test_one_more_seed_is_said_to_be_different_in_5_per_cent_at_most_also_where_seeds_start_late_or_never_learn(
-    n, name
-):
+def test_one_more_seed_is_called_different_in_5_per_cent_at_most(n, name):
     """With one seed it was 9% to 52% where onsets are 8 to 20 steps apart, and 29% where one of five never learns."""
     found = verdicts(np.random.default_rng(7), n, 0.0, 60, CASES[name])
     assert found["different"] <= (0 if n < 3 else 0.05), found
 
 
 @pytest.mark.parametrize("name", ["8 higher", "20 higher", "falls instead of rising", "no rise, ends equal"])
-def test_what_exceeds_the_tolerance_by_far_is_different_for_ten_seeds_and_never_the_same_process(name):
+def test_far_beyond_tolerance_ten_seeds_are_different_never_same(name):
     three, ten = (verdicts(np.random.default_rng(3), n, 0.8, 30, CASES[name]) for n in (3, 10))
     assert three["same process"] == 0 == ten["same process"]
     assert ten["different"] >= 0.9, ten
@@ -61,7 +59,7 @@ def test_recorded_error_rates_are_within_bounds():
 # --- verdicts --------------------------------------------------------------------------------------------------------
 
 
-def test_within_the_tolerance_is_the_same_process_and_the_reason_has_the_numbers():
+def test_within_the_tolerance_is_the_same_process_with_numbers():
     found = another_seed(MINE, seeds(), tolerance=5)
     assert found.verdict == "same process" and abs(found.difference) < 1 and found.seeds == 5
     says = (
@@ -79,19 +77,19 @@ def test_one_or_two_seeds_cannot_tell_and_three_can(n, verdict):
 
 
 @pytest.mark.parametrize("y", [np.full(80, -25.0), rise(STEPS, 200), rise(np.maximum(STEPS - 40, 0))])
-def test_one_that_learns_never_slowly_or_later_is_inconclusive_below_8_seeds_and_different_from_there(y):
+def test_learning_late_or_never_is_different_from_8_seeds_on(y):
     few, many = (another_seed(curve(y, seed=50), seeds(n), tolerance=3) for n in (5, 8))
     assert few.verdict == "inconclusive"
     assert "5 seeds cannot tell that from one that learns sooner, later or never" in few.reason
     assert many.verdict == "different"
 
 
-def test_one_that_loses_what_it_learned_or_goes_elsewhere_is_different_for_five_seeds_too():
+def test_losing_what_was_learned_is_different_for_five_seeds_too():
     for y in (rise(STEPS) - 20 * (STEPS > 64), -rise(STEPS), rise(STEPS)[::-1]):
         assert another_seed(curve(y, seed=50), seeds(), tolerance=3).verdict == "different"
 
 
-def test_further_than_the_tolerance_but_within_the_scatter_of_seeds_is_inconclusive():
+def test_beyond_tolerance_but_within_scatter_is_inconclusive():
     apart = [curve(rise(STEPS) + 6 * n, label=f"seed {n}") for n in range(5)]
     found = another_seed(curve(rise(STEPS) + 24), apart, tolerance=1)
     assert found.verdict == "inconclusive" and "but one more seed would lie within" in found.reason
@@ -109,7 +107,7 @@ def _covers_its_steps(name: str) -> bool:
 
 @pytest.mark.parametrize("every", [5, 10])
 @pytest.mark.parametrize("name", [name for name in list_baselines() if _covers_its_steps(name)])
-def test_a_documented_run_logged_every_5_or_10_steps_is_the_same_process_as_itself(name, every):
+def test_a_run_logged_every_5_or_10_steps_is_the_same_as_itself(name, every):
     """Eight of sixteen could not be compared, though every step was covered."""
     documented = load_baseline(name).curve()
     low, high = documented.stretches
@@ -129,7 +127,7 @@ def test_a_documented_run_logged_every_5_or_10_steps_is_the_same_process_as_itse
 
 
 @pytest.mark.parametrize("at, x", [("end", 4), ("centre", 2.5)])
-def test_a_point_is_compared_with_the_steps_that_it_is_the_mean_of(at, x):
+def test_a_point_is_compared_with_the_steps_it_is_the_mean_of(at, x):
     means = rise(STEPS).reshape(-1, 4).mean(1)
     for span in (None, 4):
         binned = Curve("documented", np.arange(20) * 4 + x, means, "characters", at=at, span=span)
@@ -150,7 +148,7 @@ def test_a_seed_that_ended_early_is_left_out_and_named():
     assert found.reason.endswith("over 80 steps; seed 7 ended at step 20 of 80 and is left out")
 
 
-def test_a_run_cut_off_early_is_not_comparable_and_one_cut_late_says_how_many_steps_were_compared():
+def test_only_a_run_cut_late_is_compared_and_names_its_steps():
     early, late = (another_seed(MINE, [curve(rise(STEPS[:n]), steps=STEPS[:n])], tolerance=5) for n in (30, 70))
     assert str(early) == "not comparable: only 30 of the 80 steps of mine are covered by every run"
     assert late.verdict == "same process" and "over 70 steps" in late.reason
@@ -162,7 +160,7 @@ def test_a_run_cut_off_early_is_not_comparable_and_one_cut_late_says_how_many_st
      ({"high": 9.0}, r"seed 0 ranges over (-inf, 9], mine over (-inf, inf)"),
      ({"y": np.where(STEPS == 40, np.nan, 1)}, "seed 0: not finite at step 40")]
 )  # fmt: skip
-def test_other_units_and_ranges_and_values_that_are_not_finite_are_not_comparable(other, reason):
+def test_other_units_other_ranges_and_nan_are_not_comparable(other, reason):
     found = another_seed(MINE, seeds(2, **other), tolerance=5)
     assert (found.verdict, found.reason) == ("not comparable", reason)
 
@@ -174,7 +172,7 @@ def test_a_tolerance_of_nothing_and_no_seeds_are_errors():
         another_seed(MINE, [], tolerance=1)
 
 
-def test_documented_runs_of_the_same_unit_get_a_verdict_and_others_no_row():
+def test_only_documented_runs_of_the_same_unit_get_a_verdict():
     w3ng = load_baseline("w3ng-qwen2.5-1.5b-tldr-grpo")
     own = w3ng.curve()
     table = documented_verdicts({"mine": [own], "other": seeds(2)}, [load_baseline(name) for name in list_baselines()])

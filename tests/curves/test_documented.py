@@ -34,7 +34,7 @@ def test_a_baseline_says_where_it_is_from_and_what_is_not_known(name):
 
 
 @each_baseline
-def test_a_mean_over_several_steps_stands_at_their_centre_unless_a_trainer_logged_it_at_their_end(name):
+def test_a_mean_stands_at_its_steps_centre_unless_logged_at_end(name):
     for metric, curve in load_baseline(name).curves.items():
         x = [point[0] for point in curve["points"]]
         # A log of every tenth step has its points where it logged them, as trainers do: at the end of the steps.
@@ -133,7 +133,7 @@ def test_an_odd_file_is_refused_with_what_is_odd(mine, change, message):
     assert message in str(error.value)
 
 
-def test_curves_of_each_seed_come_with_the_unit_and_the_steps_of_the_curve_and_there_need_be_none(mine):
+def test_curves_of_seeds_have_the_unit_and_steps_of_the_curve(mine):
     by_seed = {"4": [-50.0] * 11, "5": [-60.0] * 11}
     mine.write_text(json.dumps(W3NG | {"curves": {"reward": CURVE | {"by_seed": by_seed}}}))
     four, five = load_baseline("mine").curves_by_seed()
@@ -159,7 +159,7 @@ def test_a_damaged_file_is_refused(mine):
 EXTRACTS = ROOT / "tests" / "data" / "documented"  # the steps and figures of a source's file, and nothing else of it
 
 
-def test_every_documented_run_has_a_source_with_a_licence_and_what_was_taken():
+def test_documented_runs_name_source_licence_and_what_was_taken():
     rows = load_sources()
     assert {row["run"] for row in rows} == set(list_baselines())
     assert all(
@@ -180,7 +180,7 @@ def test_the_numbers_of_a_run_come_out_of_its_log_again(path):
     assert the_set.differences(again | {"sha256": the_set.sha256(path)}, path) == []
 
 
-def test_a_log_with_one_other_number_and_one_with_another_hash_are_noticed(tmp_path):
+def test_a_log_with_another_number_or_another_hash_is_noticed(tmp_path):
     path = sorted(EXTRACTS.glob("imjonezz*.csv"))[0]
     (row,) = [row for row in load_sources() if row["run"] == path.stem]
     changed = tmp_path / path.name
@@ -195,7 +195,7 @@ def test_a_log_with_one_other_number_and_one_with_another_hash_are_noticed(tmp_p
         the_set.full_curves(path, which=3)
 
 
-def test_a_command_adds_a_run_from_a_log_and_refuses_a_name_that_is_taken(tmp_path, monkeypatch, capsys):
+def test_a_command_adds_a_run_from_a_log_but_under_no_taken_name(tmp_path, monkeypatch, capsys):
     log = tmp_path / "log.jsonl"
     log.write_text("".join(json.dumps({"step": n, "reward": n / 100}) + "\n" for n in range(1, 151)))
     (tmp_path / "data" / "baselines").mkdir(parents=True)

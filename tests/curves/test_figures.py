@@ -16,7 +16,7 @@ METRICS = pd.DataFrame({"step": range(1, 31), "reward": np.linspace(-30, -4, 30)
                         "completions/mean_length": np.linspace(40, 20, 30), "completions/clipped_ratio": 0.0})  # fmt: skip
 
 
-def test_a_training_is_shown_with_three_panels_alt_text_and_its_data():
+def test_a_training_is_shown_with_three_panels_alt_text_and_data():
     shown = show_training(METRICS, title="A run")
     assert [ax.get_ylabel().split(" ")[0] for ax in shown.figure.axes] == ["reward", "completion", "clipped"]
     assert "reward [as logged] goes from -29.1" in shown.alt
@@ -26,7 +26,7 @@ def test_a_training_is_shown_with_three_panels_alt_text_and_its_data():
     assert "How far another seed would be is unknown" in shown.caption
 
 
-def test_a_training_s_panel_is_a_thin_raw_trace_and_a_thick_running_mean_without_a_band():
+def test_a_panel_has_a_thin_raw_trace_a_thick_mean_and_no_band():
     zigzag = METRICS.assign(reward=[0.0, 4.0] * 15)
     ax = show_training(zigzag, title="A run").figure.axes[0]
     raw, mean = ax.lines
@@ -50,7 +50,7 @@ def test_a_gap_in_the_values_stays_a_gap():
     assert np.isfinite(mean.get_ydata()[1:-1]).all()
 
 
-def test_steps_that_repeat_and_missing_columns_are_refused_and_a_single_step_is_shown():
+def test_repeated_steps_and_missing_columns_are_refused():
     with pytest.raises(ParameterError, match="step 1 follows 1; expected increasing step"):
         show_training(pd.concat([METRICS.head(1)] * 2), title="A run")
     with pytest.raises(ParameterError, match=r"lack completions/clipped_ratio; they have step, reward"):
@@ -110,7 +110,7 @@ def thick(ax) -> list:
 W3NG = load_baseline("w3ng-qwen2.5-1.5b-tldr-grpo")
 
 
-def test_seeds_are_thin_their_mean_is_thick_and_the_documented_run_is_points():
+def test_seeds_are_thin_their_mean_thick_documented_runs_points():
     (ax,) = show_curves({"starter": seeds(5)}, [W3NG], title="T").figure.axes
     assert len([line for line in ax.lines if line.get_linewidth() < 0.7]) == 5 and len(thick(ax)) == 1
     assert ax.lines[-1].get_marker() not in ("None", "")
@@ -151,7 +151,7 @@ def test_the_line_is_centred_over_a_tenth_of_the_run_at_most():
     assert 0.4 < np.ptp(line.get_ydata()[10:-10]) < 0.6  # of 9 steps, not of 50
 
 
-def test_names_stand_at_the_lines_in_words_apart_and_inside_the_panel():
+def test_names_stand_at_their_lines_apart_and_inside_the_panel():
     shown = show_curves({"a": seeds(3), "b": seeds(4)}, [W3NG], title="T")
     (ax,) = shown.figure.axes
     assert names(ax)[:2] == ["a, 3 seeds", "b, 4 seeds"] and names(ax)[2].endswith(", documented")
@@ -165,7 +165,7 @@ def test_a_panel_has_at_most_five_lines():
     assert [len(thick(ax)) for ax in shown.figure.axes] == [4, 3]
 
 
-def test_another_unit_or_range_gets_a_panel_of_its_own_and_the_caption_says_so():
+def test_another_unit_or_range_gets_its_own_panel_and_caption():
     shown = show_curves({"length": seeds(2), "share": seeds(2, unit="share", high=1.0)}, [W3NG], title="T")
     labels = [ax.get_ylabel() for ax in shown.figure.axes]
     assert labels == ["reward [characters from the target of 200]", "reward [share]"]
@@ -188,7 +188,7 @@ def test_the_panels_of_one_training_have_one_colour():
     assert len({line.get_color() for ax in axes for line in ax.lines}) == 1
 
 
-def test_a_seed_that_ended_early_is_drawn_named_and_not_in_the_mean():
+def test_a_seed_that_ended_early_is_drawn_and_not_in_the_mean():
     """The mean of seeds of 40, 40 and 10 steps ended at step 10, without a word."""
     short = Curve("seed 9", STEPS[:10], np.full(10, -500.0), "characters from the target of 200", high=0.0)
     shown = show_curves({"a": [*seeds(2), short]}, title="T")
@@ -198,7 +198,7 @@ def test_a_seed_that_ended_early_is_drawn_named_and_not_in_the_mean():
     assert names(shown.figure.axes[0]) == ["a, 2 seeds"]
 
 
-def test_seeds_logged_every_step_and_every_10_steps_have_one_mean():
+def test_seeds_logged_every_step_and_every_10_have_one_mean():
     fine = seeds(1)[0]
     coarse = Curve("seed 1", STEPS[9::10], fine.y.reshape(-1, 10).mean(1), fine.unit, high=0.0)
     (line,) = thick(show_curves({"a": [fine, coarse]}, title="T").figure.axes[0])
@@ -207,7 +207,7 @@ def test_seeds_logged_every_step_and_every_10_steps_have_one_mean():
 
 @pytest.mark.slow
 @pytest.mark.rare
-def test_all_bundled_baselines_fit_in_one_figure_with_alt_text_and_table():
+def test_all_baselines_fit_in_one_figure_with_alt_text_and_table():
     baselines = [load_baseline(name) for name in list_baselines()]
     shown = show_curves({"starter": seeds(5)}, baselines, title="All")
     with_curve = [b for b in baselines if "reward" in b.curves]
@@ -227,7 +227,7 @@ def test_runs_are_read_as_curves_of_the_metric(tmp_path):
     assert shown.table["value"].tolist() == pytest.approx([row["share"] for row in metrics])
 
 
-def test_nothing_to_draw_an_empty_group_and_mixed_seeds_are_refused():
+def test_no_curve_an_empty_group_and_mixed_seeds_are_refused():
     with pytest.raises(ParameterError, match="nothing to draw"):
         show_curves({}, [load_baseline("trl-3406-qwen2-0.5b-tldr-grpo")], title="T")
     with pytest.raises(ParameterError, match="group 'a' has no runs"):
@@ -242,7 +242,7 @@ def test_the_axis_of_a_short_training_has_whole_steps():
     assert all(tick == round(tick) for tick in ax.get_xticks())
 
 
-def test_a_label_stands_at_its_line_s_last_fifth_not_its_last_point():
+def test_a_label_stands_at_its_lines_last_fifth_not_last_point():
     late_drop = [Curve("seed 0", STEPS, np.where(STEPS == 40, -90.0, -10.0), "points")]
     (ax,) = show_curves({"late drop": late_drop}, title="T").figure.axes
     assert ax.texts[0].xy[1] == pytest.approx(-14, abs=1)

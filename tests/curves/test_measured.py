@@ -33,7 +33,7 @@ def test_a_run_without_metrics_is_refused(tmp_path):
         run_curve(write_run(tmp_path, "b", metrics=[{"step": 1, "loss": 0.1}]))
 
 
-def test_steps_out_of_order_and_values_that_are_not_finite_are_refused_with_their_step(tmp_path):
+def test_unordered_steps_and_nan_are_refused_with_their_step(tmp_path):
     with pytest.raises(RunError, match="step 1 follows step 2; two logs were joined"):
         run_curve(write_run(tmp_path, metrics=rows(1, 2) + rows(3)))
     with pytest.raises(RunError, match="reward at step 2 is not finite"):
@@ -68,7 +68,7 @@ def training(root, name, seed, rewards=(1, 2), inside="", reward_funcs=(UNKNOWN,
     return run
 
 
-def test_groups_are_the_seeds_of_one_recipe_and_a_repeated_seed_counts_once(tmp_path):
+def test_groups_are_seeds_of_one_recipe_and_repeats_count_once(tmp_path):
     runs = [training(tmp_path, str(n), seed) for n, seed in enumerate((0, 1, 1))]
     runs += [training(tmp_path, "3", 0, learning_rate=3e-4), training(tmp_path, "4", 0, inside="stock 0")]
     groups, left_out = measured_groups(runs)
@@ -91,7 +91,7 @@ def test_recipes_that_differ_elsewhere_are_told_apart(tmp_path):
     assert list(groups) == ["lr 0.0001 (1)", "lr 0.0001 (2)"]
 
 
-def test_which_seed_of_sampling_tells_no_trainings_apart_but_that_there_is_one_does(tmp_path):
+def test_having_a_sampling_seed_matters_and_its_value_does_not(tmp_path):
     kwargs = [{"generation_kwargs": {"seed": 1}}, {"generation_kwargs": {"seed": 2}}, {"generation_kwargs": {}}]
     kinds = [{"generation_seed": 1}, {"generation_seed": 2}, {}, *kwargs]
     runs = [training(tmp_path, str(n), n) for n in range(len(kinds))]
@@ -122,7 +122,7 @@ def test_what_is_left_out_is_said(tmp_path):
     assert "lie outside (-inf, 0]" in left_out[3]
 
 
-def test_a_reward_s_unit_and_bounds_are_those_that_the_training_recorded(tmp_path):
+def test_a_rewards_unit_and_bounds_are_as_the_training_recorded(tmp_path):
     run = training(tmp_path, "0", 0, rewards=(-9, -2), reward_funcs=[LENGTH])
     found = run_curve(run)
     assert (found.unit, found.low, found.high) == ("characters from the target of 20", None, 0)
@@ -130,7 +130,7 @@ def test_a_reward_s_unit_and_bounds_are_those_that_the_training_recorded(tmp_pat
         run_curve(training(tmp_path, "1", 0, reward_funcs=[LENGTH]))
 
 
-def test_a_weighted_reward_has_no_unit_but_its_function_s_own_metric_has(tmp_path):
+def test_a_weighted_reward_has_no_unit_but_its_function_has_one(tmp_path):
     run = training(tmp_path, "0", 0, rewards=(-9, -2), reward_funcs=[LENGTH])
     log = [row | {"rewards/reward_len/mean": 10 * row["reward"]} for row in rows(-9, -2)]
     (run.path / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in log))
@@ -141,7 +141,7 @@ def test_a_weighted_reward_has_no_unit_but_its_function_s_own_metric_has(tmp_pat
         assert run_curve(run, "rewards/reward_len/mean").unit == LENGTH["unit"]
 
 
-def test_of_several_or_unknown_reward_functions_no_unit_is_assumed_and_nothing_is_compared(tmp_path):
+def test_several_or_unknown_reward_functions_are_not_compared(tmp_path):
     documented = load_baseline("w3ng-qwen2.5-1.5b-tldr-grpo").curve()
     for name, functions in {"two": [LENGTH, LENGTH], "unknown": [UNKNOWN], "none": []}.items():
         found = run_curve(training(tmp_path, name, 0, reward_funcs=functions))
@@ -156,7 +156,7 @@ def test_runs_of_other_reward_functions_are_groups_of_their_own(tmp_path):
     assert [[c.unit[-2:] for c in curves] for curves in groups.values()] == [["20", "20"], ["40"]]
 
 
-def test_the_group_table_has_the_result_with_its_interval_and_none_for_one_seed(tmp_path):
+def test_the_group_table_has_an_interval_except_for_one_seed(tmp_path):
     runs = [training(tmp_path, str(seed), seed, rewards=range(seed, seed + 30)) for seed in range(5)]
     runs += [training(tmp_path, f"other {seed}", seed, rewards=range(seed, seed + 30)) for seed in range(3)]
     groups, _ = measured_groups(runs, labels=["a"] * 5 + ["b"] * 2 + ["c"])
@@ -168,7 +168,7 @@ def test_the_group_table_has_the_result_with_its_interval_and_none_for_one_seed(
     assert table["n seeds"].tolist() == [5, 2, 1]
 
 
-def test_the_result_is_of_the_last_20_steps_however_often_a_run_was_logged():
+def test_the_result_is_of_the_last_20_steps_at_any_logging_rate():
     """One run, logged every step: 0.981; every 10 steps: 0.801."""
     steps = np.arange(1, 501)
     y = 1 / (1 + np.exp(-(steps - 250) / 60))
@@ -216,7 +216,7 @@ def test_a_group_has_the_name_of_its_folder_without_the_seed(tmp_path):
     assert {name.removesuffix("lr 0.0001") for name in groups} == {"", "sign of TRL 0.14, ", "target 200, ", "stock, "}
 
 
-def test_lines_of_reused_completions_are_no_gap_and_a_lost_reward_is(tmp_path):
+def test_lines_of_reused_completions_are_no_gap_a_lost_reward_is(tmp_path):
     made, again = {"reward": 0.5, "completions/mean_length": 7.0}, {"loss": 0.1}
     lines = [{"step": n, **(made if n % 2 else again)} for n in range(1, 7)]
     run = write_run(tmp_path, metrics=lines)

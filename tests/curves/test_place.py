@@ -23,7 +23,7 @@ def drift(rng, n=60, rho=0.8):
     return noise(rng, n, rho)
 
 
-def test_a_rise_and_a_fall_are_told_from_drifting_noise_in_95_of_100_runs():
+def test_rise_and_fall_differ_from_drifting_noise_in_95_per_cent():
     rng = np.random.default_rng(1)
     flat = [v.trend(curve(drift(rng))).word for _ in range(200)]
     assert flat.count(v.RISES) + flat.count(v.FALLS) <= 22  # 5.8% by 1,000 runs, and three deviations of 200
@@ -31,13 +31,13 @@ def test_a_rise_and_a_fall_are_told_from_drifting_noise_in_95_of_100_runs():
     assert [v.trend(curve(sign * slope + 0.3 * drift(rng))).word for sign in (1, -1)] == [v.RISES, v.FALLS]
 
 
-def test_a_reward_that_is_learned_in_the_first_tenth_and_stays_rises():
+def test_a_reward_learned_in_the_first_tenth_counts_as_rising():
     rng = np.random.default_rng(0)
     assert v.trend(curve(1 - np.exp(-STEPS / 6) + 0.1 * rng.normal(size=60))).word == v.RISES
     assert v.trend(load_baseline("happynessi-babyai-dapo").curve()).word == v.RISES
 
 
-def test_flat_is_said_of_a_bounded_reward_alone_and_of_few_points_nothing():
+def test_only_bounded_rewards_of_enough_points_are_called_flat():
     y = 0.5 + 0.01 * np.tile([1, -1], 30)
     assert v.trend(curve(y, low=0, high=1)).word == v.FLAT
     assert v.trend(curve(y)).word == v.UNCLEAR
@@ -62,7 +62,7 @@ def test_a_reward_that_is_stuck_or_short_is_no_copy_of_another():
     assert "9 points in common" in v.same_table(curve(np.arange(9.0)), curve(np.arange(100.0))).why
 
 
-def test_three_digits_are_a_copy_where_they_say_more_than_the_run_scatters_and_else_not():
+def test_three_digits_show_a_copy_only_if_finer_than_the_scatter():
     y = np.random.default_rng(0).normal(size=60)
     shifted = {away: curve(away + y) for away in (0, 300, 3000)}
     words = {away: v.same_table(one, curve(one.y.round(2))).word for away, one in shifted.items()}
@@ -71,7 +71,7 @@ def test_three_digits_are_a_copy_where_they_say_more_than_the_run_scatters_and_e
     assert v.same_table(shifted[3000], other).word == v.OTHER  # all of their digits that are alike are the offset's
 
 
-def test_no_two_documented_runs_are_one_table_but_one_that_begins_with_the_steps_of_the_notebook_it_is_a_copy_of():
+def test_no_two_documented_runs_are_one_table_but_a_known_copy():
     """A table that several files hold is one run with several sources."""
     runs = [load_baseline(name) for name in list_baselines()]
     curves = {one.name: one.curve() for one in runs if "reward" in one.curves and not one.recorded}
@@ -81,7 +81,7 @@ def test_no_two_documented_runs_are_one_table_but_one_that_begins_with_the_steps
     assert same == [("kevindic0214-gemma3-1b-gsm8k-grpo", "unsloth-gemma3-1b-gsm8k-grpo")]  # of 50 steps, and of 12
 
 
-def test_three_saved_tables_stand_under_code_that_loads_several_models():
+def test_three_saved_tables_stand_under_code_of_several_models():
     loads = {}
     for row in load_sources():
         if row["loads"]:
@@ -89,7 +89,7 @@ def test_three_saved_tables_stand_under_code_that_loads_several_models():
     assert sum(len(models) > 1 for models in loads.values()) == 3
 
 
-def test_a_run_is_placed_among_those_that_got_as_far_and_another_unit_is_not_compared():
+def test_a_run_is_placed_among_runs_as_long_and_of_the_same_unit():
     flat = lambda level, n=100, **about: Curve(f"at {level}", np.arange(1, n + 1), np.full(n, level), "points", **about)  # noqa: E731
     others = [flat(1.0), flat(1.2), flat(1.4), flat(5.0, n=20)]
     found = v.place(flat(1.3, n=1000), others)  # compared at step 100, which three of them have
@@ -100,7 +100,7 @@ def test_a_run_is_placed_among_those_that_got_as_far_and_another_unit_is_not_com
     assert v.place(flat(1.3, high=4), others).word == v.place(flat(1.0), []).word == v.NOT_COMPARABLE
 
 
-def test_of_each_log_that_cannot_be_used_there_is_a_line_and_the_others_are_drawn(tmp_path):
+def test_each_unusable_log_is_a_line_and_the_others_are_drawn(tmp_path):
     like = load_baseline("imjonezz-llama3.1-8b-gsm8k-grpo")
     logs = {"good": [n / 100 for n in range(1, 101)], "other_unit": [-30.0 + n for n in range(100)], "two": [0.5, 0.6]}
     for name, rewards in logs.items():

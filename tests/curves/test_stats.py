@@ -47,7 +47,7 @@ def test_iqm_cuts_a_quarter_rounded_down_from_each_end():
 
 
 @pytest.mark.parametrize("seeds", [5, 10, pytest.param(30, marks=[pytest.mark.slow, pytest.mark.rare])])
-def test_a_nominal_95_interval_over_seeds_covers_92_to_98_per_cent(seeds):
+def test_a_95_interval_over_seeds_covers_92_to_98_per_cent(seeds):
     """Every step is an experiment of its own."""
     rng = np.random.default_rng(seeds)
     for name, draw in DISTRIBUTIONS.items():
@@ -56,7 +56,7 @@ def test_a_nominal_95_interval_over_seeds_covers_92_to_98_per_cent(seeds):
         assert 0.92 <= covered <= 0.98, f"{name}: {covered:.3f}"
 
 
-def test_below_five_seeds_the_interval_is_wide_and_covers_what_its_docstring_says():
+def test_below_five_seeds_intervals_are_wide_and_as_documented():
     rng = np.random.default_rng(3)
     interval = seed_interval(rng.normal(size=(3, 2000)), rng, resamples=500)
     assert 0.92 <= ((interval.low <= 0) & (interval.high >= 0)).mean() <= 0.98
@@ -72,7 +72,7 @@ def test_long_curves_are_resampled_piece_by_piece():
 
 
 @pytest.mark.parametrize("n, name", [(2, "95% t interval"), (4, "95% t interval"), (5, "95% bootstrap interval")])
-def test_an_interval_says_whether_it_is_a_t_interval_or_a_bootstrap_interval(n, name):
+def test_an_interval_says_whether_it_is_t_or_bootstrap(n, name):
     interval = seed_interval(np.arange(float(n)), np.random.default_rng(0))
     assert interval.name == name
     assert f"({name}: " in str(interval) and str(interval).endswith(f"between runs, {n} seeds")
@@ -116,7 +116,7 @@ WANDERS = [(80, 0.0, 0.07), (80, 0.8, 0.08), (250, 0.8, 0.08)]
 
 
 @pytest.mark.parametrize("n, rho, most", daily(WANDERS, 80))
-def test_a_run_that_only_wanders_has_changed_in_8_per_cent_at_most(n, rho, most):
+def test_a_run_that_wanders_has_changed_in_8_per_cent_at_most(n, rho, most):
     """From blocks of the 16 steps at each end it had in 20%, at 80 steps of AR(0.8)."""
     found = changes(np.random.default_rng(4), n, rho, 150)
     assert found["changed"] <= most, found
@@ -124,7 +124,7 @@ def test_a_run_that_only_wanders_has_changed_in_8_per_cent_at_most(n, rho, most)
     assert rho or found["seen"] > 0.9, found
 
 
-def test_an_interval_within_a_run_says_that_it_knows_nothing_of_other_runs():
+def test_an_interval_within_a_run_says_it_knows_no_other_runs():
     interval = change_interval(np.random.default_rng(0).normal(size=40))
     assert interval.about == UNKNOWN_BETWEEN_RUNS
     assert (interval.n, interval.name) == (40, "95% t interval")

@@ -20,7 +20,7 @@ def trained(arms, folder, capsys, seeds=(0, 1)):
 
 
 @pytest.mark.slow
-def test_a_finished_arm_is_reused_only_where_it_is_what_is_asked_now(tmp_path, capsys):
+def test_a_finished_arm_is_reused_only_if_it_is_what_is_asked(tmp_path, capsys):
     runs, words = trained({"a b": ARM, "one": dataclasses.replace(ARM, seeds=1)}, tmp_path, capsys)
     assert words == ["trained"] * 3
     assert [run.path.name for run in runs["a b"]] == ["seed-0", "seed-1"] and len(runs["one"]) == 1

@@ -39,7 +39,7 @@ def launched(out, steps: int) -> list[str]:
 
 @pytest.mark.rare
 @pytest.mark.slow
-def test_two_processes_leave_one_run_stop_together_when_asked_and_go_on_together(tmp_path, starter_folder):
+def test_two_processes_of_one_run_stop_and_go_on_together(tmp_path, starter_folder):
     out = tmp_path / "05_grpo_docs_example" / "two"
     process = subprocess.Popen(launched(out, 8), stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
     while read_json(out / "progress.json", {"step": 0})["step"] < 1:

@@ -19,7 +19,7 @@ def batches(result):
 
 
 @pytest.mark.parametrize("name", ["stock, masked", "workbench, masked"])
-def test_stock_counts_rows_that_stopped_as_truncated_and_the_workbench_counts_them_right(result, name):
+def test_only_stock_counts_rows_that_stopped_as_truncated(result, name):
     rows = pd.DataFrame(result["rows"][name])
     truncated = (rows["finish_reason"] == "length").groupby(rows["step"]).mean()
     logged = result["metrics"][name]["completions/clipped_ratio"]
@@ -38,7 +38,7 @@ def test_every_arm_records_each_row_with_its_real_end(result):
         assert any(by_stop)
 
 
-def test_a_token_added_in_memory_is_unknown_to_the_engine_and_known_once_saved(result):
+def test_a_token_added_in_memory_is_unknown_to_vllm_until_saved(result):
     token = result["token"]
     assert "tokenizer differs in 1 tokens: '<call>'" in token["in memory"]["checked"]
     assert token["in memory"]["spelt in tokens"] > 1
@@ -49,19 +49,19 @@ def test_a_token_added_in_memory_is_unknown_to_the_engine_and_known_once_saved(r
     assert "after 1 tokens" in token["saved"]["stop by id"] and "after 1 tokens" in token["saved"]["stop by string"]
 
 
-def test_stop_token_ids_reach_vllm_through_stock_trl_and_end_its_rows(result):
+def test_stop_token_ids_end_rows_of_vllm_through_stock_trl(result):
     (at, seen), *others = result["ids"].items()
     assert at == "vLLM" and not others
     assert seen["request has the id"] is True and seen["completions with it"] > 0 and seen["tokens after it"] == 0
 
 
-def test_a_seed_of_stock_trl_copies_a_group_in_process_and_equal_prompts_on_a_server(batches):
+def test_stock_seeds_copy_groups_or_equal_prompts_of_a_server(batches):
     assert batches["vLLM", "stock TRL, seed"]["distinct per group"] == 1
     on_server = batches["vLLM server", "stock TRL, seed"]
     assert on_server["distinct per group"] > 1 and on_server["equal prompts share"]
 
 
-def test_no_other_trainer_copies_completions_or_trains_one_under_a_foreign_prompt(batches):
+def test_no_other_trainer_copies_completions_or_mixes_up_prompts(batches):
     others = {name: row for name, row in batches.items() if not row["error"] and name[1] != "stock TRL, seed"}
     assert len(others) == 9
     for name, row in others.items():
@@ -71,14 +71,14 @@ def test_no_other_trainer_copies_completions_or_trains_one_under_a_foreign_promp
         assert batches[place, "workbench, share_generation"]["requests"] == 3
 
 
-def test_put_back_into_trl_the_removed_rule_breaks_equal_prompts_on_a_server_and_nothing_else(batches):
+def test_the_removed_rule_breaks_only_equal_prompts_on_a_server(batches):
     ((name, broken),) = [(name, row) for name, row in batches.items() if row["error"]]
     assert name == ("vLLM server", "stock TRL, removed rule")
     assert (broken["prompts"], broken["completions"]) == (32, 24)
     assert broken["error"].startswith("RuntimeError: Sizes of tensors must match")
 
 
-def test_with_a_seed_stock_trl_trains_without_any_gradient_and_the_workbench_has_one(result):
+def test_with_a_seed_stock_has_no_gradient_and_the_workbench_has(result):
     steps = result["metrics"]
     assert steps["stock, seed"]["grad_norm"] == [0, 0]
     assert steps["stock, seed"]["frac_reward_zero_std"] == [1, 1]
@@ -86,7 +86,7 @@ def test_with_a_seed_stock_trl_trains_without_any_gradient_and_the_workbench_has
         assert max(steps[name]["grad_norm"]) > 0, name
 
 
-def test_a_request_a_row_is_asked_of_vllm_or_where_generation_is_shared_one_a_prompt(result):
+def test_vllm_gets_a_request_a_row_or_if_shared_one_a_prompt(result):
     for name, steps in result["metrics"].items():
         rows = pd.DataFrame(result["rows"][name])
         asked = rows.groupby("step")["prompt"].nunique().tolist()
@@ -103,25 +103,25 @@ def test_the_proof_says_how_old_the_weights_of_a_late_engine_are(result, name, b
     assert late == [name != "LateBy0" and step > 0 for step in range(4)]
 
 
-def test_to_the_training_an_engine_that_loads_its_base_again_is_one_that_is_never_synced(result):
+def test_an_engine_that_reloads_its_base_equals_one_never_synced(result):
     assert result["samplers"]["ReloadedGRPOTrainer"] == result["samplers"]["NeverSynced"]
 
 
 @pytest.mark.parametrize("right, broken", [("merged", "not merged"), ("cache cleared", "cache kept")])
-def test_an_adapter_left_out_and_a_cache_that_is_kept_show_after_the_first_update(result, right, broken):
+def test_a_lost_adapter_or_kept_cache_shows_after_one_update(result, right, broken):
     right, broken = (result["samplers"][name] for name in (right, broken))
     logged = "sampling/sampling_logp_difference/mean"
     assert max(right[logged]) < 1e-4 and right["sampler/steps_behind"] == [0] * 4
     assert broken[logged][0] < 1e-4 < 3e-4 < min(broken[logged][2:])
 
 
-def test_the_proof_tells_an_adapter_left_out_from_a_cache_that_is_kept(result):
+def test_the_proof_separates_a_lost_adapter_from_a_kept_cache(result):
     unmerged, kept = (result["samplers"][name] for name in ("not merged", "cache kept"))
     assert unmerged["sampler/steps_behind"][2:] == [2, 3] and max(unmerged["sampler/cache_difference"]) < 1e-4
     assert min(kept["sampler/cache_difference"][1:]) > 1e-4 > max(kept["sampler/difference"])
 
 
-def test_log_probs_before_the_temperature_are_other_ones_and_the_correction_leaves_rows_out(result):
+def test_with_log_probs_before_the_temperature_rows_are_left_out(result):
     raw, right = result["samplers"]["RawLogprobsGRPOTrainer"], result["samplers"]["LateBy0"]
     name = "sampling/sampling_logp_difference/mean"
     assert min(raw[name]) > 0.01 and max(right[name]) < 1e-3

@@ -23,7 +23,7 @@ def test_recipe_has_15_fields_and_all_but_four_are_of_trl():
     assert ours - theirs == OURS
 
 
-def test_the_model_alone_turns_the_starter_s_recipe_into_the_documented_one():
+def test_the_model_alone_turns_starter_into_documented_recipe():
     assert make_recipe("starter") == STARTER
     assert load_prompts("starter").column_names == ["prompt", "completion"]
     documented = make_recipe("Qwen/Qwen2-0.5B-Instruct", dataset="trl-lib/tldr", backend="vllm", max_steps=0)
@@ -31,7 +31,7 @@ def test_the_model_alone_turns_the_starter_s_recipe_into_the_documented_one():
     assert (documented.max_steps, documented.learning_rate, documented.beta) == (2500, 1e-6, 0.04)
 
 
-def test_a_field_left_open_keeps_the_recipe_s_value_and_a_seed_of_0_is_a_value():
+def test_an_open_field_keeps_the_recipes_value_and_seed_0_counts():
     recipe = make_recipe("starter", learning_rate=0.0, max_steps=0, dataset="", seed=0)
     assert recipe == STARTER
     assert make_recipe("starter", seed=3, max_steps=5) == dataclasses.replace(STARTER, seed=3, max_steps=5)
@@ -73,7 +73,7 @@ def test_a_batch_that_groups_do_not_fill_is_refused():
         Recipe(num_generations=5)
 
 
-def test_the_config_has_the_recipe_s_numbers_and_one_log_line_a_step(tmp_path):
+def test_the_config_has_the_recipes_numbers_and_logs_every_step(tmp_path):
     config = grpo_config(make_recipe("starter", seed=4), tmp_path)
     for name in dataclasses.asdict(STARTER).keys() - OURS - {"seed"}:
         assert getattr(config, name) == getattr(STARTER, name), name
@@ -123,7 +123,7 @@ def test_a_local_model_folder_is_taken_as_it_is(tmp_path):
     assert resolve_model(str(tmp_path)) == str(tmp_path)
 
 
-def test_a_folder_without_a_model_and_a_path_without_a_folder_are_told_apart(tmp_path):
+def test_a_folder_without_a_model_is_not_called_a_missing_folder(tmp_path):
     with pytest.raises(ParameterError, match=r"^model=.*no config.json"):
         resolve_model(str(tmp_path))
     with pytest.raises(ParameterError, match=r"^model=.*no such folder"):
@@ -136,7 +136,7 @@ def test_a_misspelt_embedded_model_is_named():
 
 
 @pytest.mark.parametrize("parameter, ask", [("model", resolve_model), ("dataset", load_prompts)])
-def test_a_hub_that_cannot_be_reached_gives_the_parameter_and_the_offline_choices(parameter, ask):
+def test_an_unreachable_hub_names_parameter_and_offline_choices(parameter, ask):
     with pytest.raises(MissingDependencyError) as caught:
         ask("no-such-owner/no-such-name")
     assert str(caught.value).startswith(f"{parameter}='no-such-owner/no-such-name': not found on the hub")

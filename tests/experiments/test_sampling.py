@@ -67,20 +67,20 @@ def check_greedy(theirs: list[dict], ours: list[dict]) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("label", LABELS)
-def test_greedy_decoding_gives_the_same_ids_and_ends_on_transformers_and_vllm(label):
+def test_greedy_ids_and_ends_agree_on_transformers_and_vllm(label):
     ours, theirs = transformers_rollouts()[label], vllm_rollouts()["greedy"][label]
     assert len(ours) == 64
     check_greedy(theirs, ours)
 
 
 @pytest.mark.slow
-def test_without_any_stop_every_row_has_the_length_that_it_may_have():
+def test_without_any_stop_every_row_has_its_full_length():
     assert all(row["reason"] == "length" for row in transformers_rollouts()["never"])
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("label", LABELS)
-def test_vllm_reports_the_finish_reason_that_we_find_in_every_row(label):
+def test_vllm_reports_the_finish_reason_we_find_in_every_row(label):
     rows = vllm_rollouts()["greedy"][label]
     assert [r["engine"] for r in rows] == [r["reason"] for r in rows]
 
@@ -97,7 +97,7 @@ def check_seeds(rolled) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("backend", ["transformers", "vllm"])
-def test_the_same_seed_repeats_the_rollouts_and_another_gives_others(backend):
+def test_the_same_seed_repeats_rollouts_and_another_does_not(backend):
     check_seeds(vllm_rollouts()["seeded"] if backend == "vllm" else rollout_engine.seeded(transformers_sampler()))
 
 
@@ -110,7 +110,7 @@ def test_generate_leaves_the_models_generation_config_as_it_was():
 
 
 @pytest.mark.slow
-def test_transformers_computes_as_many_steps_as_the_longest_row_needs():
+def test_transformers_computes_only_the_steps_of_the_longest_row():
     ends = [row["reason"] == "stop" for row in transformers_rollouts()["eos"]]  # within the limit
     prompts = [prompt for prompt, end in zip(rollout_engine.prompts(), ends, strict=True) if end][:8]
     rolled = generate(transformers_sampler(), prompts, sampling=rollout_engine.GREEDY)
@@ -120,7 +120,7 @@ def test_transformers_computes_as_many_steps_as_the_longest_row_needs():
 
 
 @pytest.mark.slow
-def test_log_probs_are_those_that_a_scoring_pass_gives_at_the_sampling_temperature():
+def test_log_probs_equal_a_scoring_pass_at_the_same_temperature():
     sampler, how = transformers_sampler(), Sampling(12, temperature=0.7, top_p=0.9, seed=3)
     rolled = generate(sampler, rollout_engine.prompts(6), stops=StopSpec(min_tokens=3), sampling=how)
     ids = [(*r.prompt_ids, *r.completion_ids) for r in rolled]
@@ -140,7 +140,7 @@ def check_equal(rows, others) -> None:
 
 
 @pytest.mark.slow
-def test_a_repetition_penalty_in_the_models_folder_changes_no_sample():
+def test_a_repetition_penalty_in_a_models_folder_changes_nothing():
     sampler, prompts = transformers_sampler(), rollout_engine.prompts(8)
     plain = generate(sampler, prompts, sampling=rollout_engine.GREEDY)
     for name, value in {"repetition_penalty": 1.5, "num_beams": 2, "return_dict_in_generate": True}.items():
@@ -156,7 +156,7 @@ def test_a_repetition_penalty_in_the_models_folder_changes_no_sample():
 
 
 @pytest.mark.slow
-def test_a_model_with_lora_and_a_tokenizer_without_pads_sample_too():
+def test_a_lora_model_and_a_tokenizer_without_pads_sample_too():
     sampler, prompts = transformers_sampler(), rollout_engine.prompts(4)
     plain = generate(sampler, prompts, sampling=rollout_engine.GREEDY)
     adapted = get_peft_model(copy.deepcopy(sampler.model), LoraConfig(r=2, target_modules=["q_proj"]))
@@ -228,7 +228,7 @@ class NeverAsked:
         (["ask", ""], None, "prompt 1 is empty"),
     ],
 )
-def test_calls_that_cannot_work_are_refused_before_the_sampler_is_asked(prompts, stops, message):
+def test_calls_that_cannot_work_are_refused_before_sampling(prompts, stops, message):
     with pytest.raises(ParameterError, match=message):
         generate(NeverAsked(), prompts, stops=stops)
 

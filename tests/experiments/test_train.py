@@ -55,7 +55,7 @@ def test_an_incomplete_checkpoint_is_passed_over(tmp_path):
     assert last_checkpoint(tmp_path / "nowhere") is None
 
 
-def test_a_folder_of_another_training_is_moved_aside_by_name_and_that_of_the_same_is_kept(tmp_path, capsys):
+def test_only_another_trainings_folder_is_moved_aside_by_name(tmp_path, capsys):
     open_folder(tmp_path, RECORD)
     (tmp_path / "checkpoints" / "checkpoint-2").mkdir(parents=True)
     (tmp_path / "checkpoints" / "checkpoint-2" / "complete.json").write_text("{}")
@@ -74,7 +74,7 @@ def test_a_folder_of_another_training_is_moved_aside_by_name_and_that_of_the_sam
     assert Run(tmp_path).completions.equals(pd.DataFrame())
 
 
-def test_a_training_that_begins_anew_keeps_the_record_of_the_former_one(tmp_path, capsys):
+def test_a_restarted_training_keeps_the_record_of_the_former_one(tmp_path, capsys):
     """As the same script started again does."""
     record_a_step(tmp_path)
     recorder = RunRecorder(tmp_path)
@@ -163,7 +163,7 @@ OTHERS += [other(stops=StopSpec(stop=("a",))), other(temperature=0.5)]
 
 
 @pytest.mark.parametrize("record", OTHERS)
-def test_a_training_is_finished_only_for_the_same_record_and_after_its_last_step(record, tmp_path):
+def test_only_the_same_record_at_its_last_step_is_finished(record, tmp_path):
     assert not is_finished(tmp_path, RECORD)
     write_json(tmp_path / "recipe.json", RECORD)
     assert not is_finished(tmp_path, RECORD)
@@ -172,11 +172,11 @@ def test_a_training_is_finished_only_for_the_same_record_and_after_its_last_step
     assert record != RECORD and not is_finished(tmp_path, record)
 
 
-def test_stops_given_as_a_trainer_takes_them_are_recorded_as_their_spec():
+def test_stops_in_a_trainers_own_form_are_recorded_as_a_spec():
     assert other(stops=["a", 5])["stops"] == other(stops=StopSpec(stop=("a",), stop_token_ids=(5,)))["stops"]
 
 
-def test_another_content_of_local_data_model_or_reward_model_is_another_training(tmp_path, monkeypatch):
+def test_other_local_data_or_models_make_another_training(tmp_path, monkeypatch):
     data, model, judge = (tmp_path / name for name in ("prompts.jsonl", "model", "judge"))
     for folder in (model, judge):
         folder.mkdir()
@@ -223,7 +223,7 @@ def test_trainers_leave_recipes_of_one_shape(tmp_path):
 
 
 @pytest.mark.slow
-def test_a_wrong_setting_is_refused_before_anything_in_the_folder_is_touched(tmp_path):
+def test_a_wrong_setting_is_refused_before_the_folder_is_touched(tmp_path):
     open_folder(tmp_path, RECORD)
     record_a_step(tmp_path)
     for wrong in ({"num_generations": 3}, {"generation_kwargs": {"stop": ["a"]}}):

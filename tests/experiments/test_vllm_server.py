@@ -24,9 +24,7 @@ def test_a_server_answers_at_its_address_with_its_model(vllm_server, starter_fol
 
 
 @pytest.mark.rare
-def test_a_server_that_ends_before_it_answers_shows_the_end_of_its_log_and_finds_folders_from_here(
-    tmp_path, monkeypatch
-):
+def test_a_failed_server_shows_its_log_and_finds_local_folders(tmp_path, monkeypatch):
     (tmp_path / "policy").mkdir()
     monkeypatch.chdir(tmp_path)
     with (
@@ -48,7 +46,7 @@ class Stranger(http.server.BaseHTTPRequestHandler):
         pass
 
 
-def test_a_stranger_that_took_the_port_and_says_it_is_healthy_is_not_taken_for_ours(tmp_path):
+def test_a_healthy_stranger_on_the_port_is_not_taken_for_ours(tmp_path):
     stranger = http.server.HTTPServer(("127.0.0.1", 0), Stranger)
     threading.Thread(target=stranger.serve_forever, daemon=True).start()
     url = f"http://127.0.0.1:{stranger.server_port}"

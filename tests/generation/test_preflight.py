@@ -63,7 +63,7 @@ def test_a_token_added_in_memory_is_found_missing_in_the_sampler():
     check_tokenizers(train, train, StopSpec(stop=("<search>",)))
 
 
-def test_a_stop_string_that_the_sampler_spells_in_other_tokens_is_refused():
+def test_a_stop_string_sampled_in_other_tokens_is_refused():
     sampler = copy.deepcopy(tokenizer())
     sampler.backend_tokenizer.pre_tokenizer = ByteLevel(add_prefix_space=True)  # other ids for the same text
     with pytest.raises(ParameterError, match=r"stop 'topic': the trainer's ids are \[.*\], the sampler's \[.*\]"):

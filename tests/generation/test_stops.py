@@ -48,7 +48,7 @@ def test_every_eos_of_the_generation_config_counts():
         (" Return <search>topic</search>", ("turn",), "turn"),  # within a token, which is kept whole
     ],
 )
-def test_the_string_that_is_complete_first_ends_the_row_with_the_token_that_completes_it(text, strings, stop):
+def test_the_first_complete_string_ends_the_row_with_its_token(text, strings, stop):
     ids = ids_of(text)
     end = rule(*strings).find_end(ids)
     assert end.stop == stop and stop in tokenizer().decode(ids[: end.index])
@@ -290,7 +290,7 @@ def tokens_until_vllm_stops(rule: StopRule, prompt: list[int], ids: list[int]) -
 
 
 @pytest.mark.slow
-def test_a_stop_string_with_a_special_token_ends_a_row_on_vllm_too():
+def test_a_stop_with_a_special_token_ends_a_row_on_vllm_too():
     spec, row = StopSpec(stop=("<|tool|>",), ignore_eos=True), ids_of("a <|tool|> b")
     end = StopRule(spec, tokenizer()).find_end(row)
     assert end.stop == "<|tool|>"
@@ -318,7 +318,7 @@ def test_a_row_ends_where_vllm_s_own_detokenizer_ends_it(name):
     check()
 
 
-def test_a_row_that_starts_with_the_stop_s_blank_ends_there_as_on_vllm():
+def test_a_row_starting_with_the_stops_blank_ends_as_on_vllm():
     tokenizer = TOKENIZERS["SentencePiece, byte fallback"][0]
     row = [tokenizer.convert_tokens_to_ids("▁END"), tokenizer.convert_tokens_to_ids("b")]
     rule = StopRule(StopSpec(stop=(" END",), include_stop_str_in_output=False), tokenizer)
@@ -334,7 +334,7 @@ def test_a_stop_inside_a_longer_token_is_cut_whole():
     assert rule.text(row, rule.find_end(row)) == "END"
 
 
-def test_control_tokens_that_no_attribute_names_stay_out_of_the_text():
+def test_control_tokens_no_attribute_names_stay_out_of_the_text():
     tokenizer = byte_level()
     tokenizer.add_tokens([AddedToken("<|python_tag|>", special=True)])  # as Llama-3 has them
     row = [*tokenizer.encode("END"), tokenizer.convert_tokens_to_ids("<|python_tag|>"), *tokenizer.encode(">>")]

@@ -14,7 +14,7 @@ def lines(*steps):
 @pytest.mark.parametrize(
     "state, rewards", [({"log_history": [{"rewards/accuracy/mean": 0.5}]}, [1, 0]), ({}, [121, 7])]
 )
-def test_numbers_logged_beside_the_rewards_are_none_where_the_log_names_the_rewards(tmp_path, state, rewards):
+def test_if_the_log_names_its_rewards_other_numbers_are_none(tmp_path, state, rewards):
     (tmp_path / "completions").mkdir()
     rows = {"step": [1, 1], "prompt": ["p"] * 2, "completion": ["a", "b"], "accuracy": [1, 0], "n_words": [120, 7]}
     pd.DataFrame(rows).to_parquet(tmp_path / "completions" / "completions_00001.parquet")
@@ -26,7 +26,7 @@ def test_numbers_logged_beside_the_rewards_are_none_where_the_log_names_the_rewa
     assert read_completions(tmp_path)[0].equals(table)
 
 
-def test_completions_are_read_from_lines_and_one_cut_short_by_a_kill_is_left_out(tmp_path):
+def test_completions_are_read_from_lines_but_not_one_cut_short(tmp_path):
     text = "".join(json.dumps(row) + "\n" for row in lines(1, 2))
     (tmp_path / "completions.jsonl").write_text(text + '{"step": 3, "pro')
     table, damage = read_completions(tmp_path)

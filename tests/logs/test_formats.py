@@ -34,7 +34,7 @@ def rewards(path):
 # --- verl -----------------------------------------------------------------------------------------------------------
 
 
-def test_verl_s_console_is_read_with_prefixes_colours_and_numpy_s_numbers(tmp_path):
+def test_verls_console_is_read_with_prefixes_colours_and_numpy(tmp_path):
     text = (
         "{'actor_rollout_ref': {'actor': {'optim': {'lr': 1e-06}}, 'pad_token_id': 0}, 'loss': 0}\n"
         "\x1b[36m(TaskRunner pid=7)\x1b[0m step:0 - val-core/openai/gsm8k/acc/mean@1:0.24\n"
@@ -50,7 +50,7 @@ def test_verl_s_console_is_read_with_prefixes_colours_and_numpy_s_numbers(tmp_pa
     assert log.metric("grad_norm").tolist()[::2] == [0.25, 1e-05]
 
 
-def test_an_evaluation_that_verl_prints_under_the_last_step_s_number_is_no_second_line_of_it(tmp_path):
+def test_an_evaluation_of_verl_is_no_second_line_of_its_step(tmp_path):
     text = VERL.format(1, 1, 0.5) + VERL.format(2, 1, 0.6) + "step:2 - val/test_score:0.7 - timing_s/step:3.0\n"
     assert read(saved(tmp_path / "a.txt", text)).order == (1, 2)
 
@@ -76,13 +76,13 @@ def test_a_dict_that_the_user_s_own_code_prints_is_no_step(tmp_path):
     assert log.notes == ("2 printed dicts that are no steps of a trainer are left out",)
 
 
-def test_dicts_of_the_user_alone_are_no_log_and_the_error_names_them(tmp_path):
+def test_dicts_of_the_user_are_no_log_and_the_error_names_them(tmp_path):
     path = saved(tmp_path / "env.log", "{'step': 0, 'agent_id': 'mm', 'reward': 1.8}\n" * 9)
     with pytest.raises(RunError, match=r"9 other dicts are, such as \{.step., .reward.\}; expected trainer_state"):
         read(path)
 
 
-def test_numbers_in_quotes_in_numpy_s_words_and_counted_of_all_are_read(tmp_path):
+def test_quoted_numbers_numpys_words_and_n_of_m_are_read(tmp_path):
     line = "{'loss': '0.1', 'reward': np.float64(0.5), 'grad_norm': tensor(2.), 'global_step/max_steps': '3/40', 'epoch': 1}"
     log = read(saved(tmp_path / "swift.out", line))
     assert (log.steps["step"].tolist(), log.trainer) == ([3], "ms-swift")
@@ -142,7 +142,7 @@ def test_the_table_that_a_trainer_shows_in_a_notebook_is_its_log(tmp_path):
     assert log.metric("loss")[0] == 0.1
 
 
-def test_each_training_of_a_notebook_is_a_run_named_after_its_cell(tmp_path):
+def test_each_training_of_a_notebook_is_a_run_named_by_its_cell(tmp_path):
     tables = [{"data": {"text/html": page}} for page in (OLD, NEW)]
     first, second = read_logs(notebook(tmp_path / "a.ipynb", *tables))
     assert (first.name[-6:], second.name[-6:]) == ("cell 2", "cell 3")
@@ -179,7 +179,7 @@ def test_every_plain_name_means_one_metric():
             assert canonical([spelling.replace("/", "_")]) == {spelling.replace("/", "_"): name}
 
 
-def test_the_score_of_verl_is_the_reward_and_not_what_is_left_of_it_after_a_penalty(tmp_path):
+def test_verls_score_is_the_reward_before_any_penalty(tmp_path):
     path = saved(tmp_path / "a.csv", "step,critic/rewards/mean,critic/score/mean\n1,-13,0.5\n2,-1,0.25\n")
     assert rewards(path) == [0.5, 0.25]
 
@@ -193,7 +193,7 @@ def test_several_runs_below_each_other_are_several_logs(tmp_path):
         read(tmp_path / "runs.csv")
 
 
-def test_runs_that_only_two_columns_together_tell_apart_are_several_logs(tmp_path):
+def test_runs_that_only_two_columns_separate_are_several_logs(tmp_path):
     rows = [{"arm": a, "seed": s, "step": n, "reward": 0.5} for n in (1, 2) for a in ("x", "y") for s in (0, 1)]
     logs = read_logs(saved(tmp_path / "runs.json", json.dumps(rows)))
     assert len(logs) == 4 and {len(log.steps) for log in logs} == {2}
@@ -210,7 +210,7 @@ def test_a_chart_of_several_runs_is_a_log_each(tmp_path):
     assert [(log.name[-1], log.metric("reward").tolist()) for log in logs] == [("a", [0.5, 1]), ("b", [0.25])]
 
 
-def test_a_table_of_ten_thousand_columns_is_read_for_those_that_are_known(tmp_path):
+def test_of_ten_thousand_columns_the_known_ones_are_read(tmp_path):
     head, row = "".join(f",gpu_{n}" for n in range(10_000)), ",1" * 10_000
     text = f"step,reward{head}\n" + "".join(f"{n},0.5{row}\n" for n in range(20))
     assert rewards(saved(tmp_path / "wide.csv", text)) == [0.5] * 20
@@ -289,7 +289,7 @@ def test_a_packed_file_that_was_made_to_fill_the_disk_is_refused(tmp_path):
 @pytest.mark.parametrize(
     ("name", "start"), [("a.ipynb", b'{"cells": ['), ("a.csv", b"step,reward\n"), ("a.json", b"[{")]
 )
-def test_a_file_that_is_too_large_to_be_a_log_is_refused_before_it_is_read(tmp_path, name, start):
+def test_a_file_too_large_for_a_log_is_refused_before_reading(tmp_path, name, start):
     with (tmp_path / name).open("wb") as file:
         file.write(start)
         file.truncate(600_000_000)  # which takes no room on the disk
@@ -315,7 +315,7 @@ def test_standard_input_is_read_whatever_kind_it_is(monkeypatch, text):
     ["grpo.log", "nohup.out", "log.txt", "run.md", "metrics.json", "wandb/run-1-a/files/output.log",
      "files/output.log"],
 )  # fmt: skip
-def test_a_folder_with_a_log_in_it_is_read_though_other_files_lie_beside_it(tmp_path, place):
+def test_a_folder_with_a_log_among_other_files_is_read(tmp_path, place):
     saved(tmp_path / place, json.dumps(ROWS) if place.endswith(".json") else PRINTED)
     saved(tmp_path / "README.md", "A run.")
     saved(tmp_path / "config.json", '{"model_type": "gpt2"}')

@@ -211,7 +211,7 @@ def test_names_of_another_framework_are_known(tmp_path, row, metrics):
     assert {name: log.steps[name][0] for name in metrics} == pytest.approx(metrics)
 
 
-def test_columns_as_lists_are_read_though_an_evaluation_has_fewer(tmp_path):
+def test_columns_as_lists_are_read_if_an_evaluation_has_fewer(tmp_path):
     columns = {"rewards_avg": [0.1, 0.2, 0.3], "kl_avg": [0, 0.1, 0.2], "val_accuracy": [0.5]}
     log = read(saved(tmp_path / "a.json", json.dumps(columns)))
     assert log.metric("reward").tolist() == [0.1, 0.2, 0.3] and log.metric("kl").tolist() == [0, 0.1, 0.2]

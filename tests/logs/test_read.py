@@ -29,7 +29,7 @@ def one(path):
     return log
 
 
-def test_a_trl_folder_is_read_with_its_completions_and_its_settings(tmp_path):
+def test_a_trl_folder_is_read_with_completions_and_settings(tmp_path):
     write_state(tmp_path / "checkpoint-2", [{"step": 1, **LINE}, {"step": 2, **LINE}, {"step": 2, "eval_reward": 1}])
     steps = [{"step": step, **LINE} for step in (1, 2, 10)]
     write_state(tmp_path / "checkpoint-10", [*steps, {"step": 10, "train_runtime": 9}])
@@ -47,7 +47,7 @@ def test_a_trl_folder_is_read_with_its_completions_and_its_settings(tmp_path):
     assert log.facts == {"model_type": "gpt2", "eos_token_ids": [3], "reward_functions": 0}
 
 
-def test_a_pasted_console_log_is_read_with_other_lines_bars_and_numbers_as_text_between(tmp_path):
+def test_a_pasted_console_log_is_read_among_other_lines_and_bars(tmp_path):
     path = tmp_path / "console.txt"
     path.write_text(
         "Some weights were not initialised\n"
@@ -97,7 +97,7 @@ def test_other_tools_logs_are_read_under_the_same_names(tmp_path, name, text, re
         ("a.jsonl", b'{"a\n', "no line is a JSON object"),
     ],
 )
-def test_what_cannot_be_read_is_an_error_that_says_what_was_expected(tmp_path, name, content, says):
+def test_what_cannot_be_read_says_what_was_expected(tmp_path, name, content, says):
     (tmp_path / name).write_bytes(content)
     with pytest.raises(RunError, match=says):
         read_logs(tmp_path / name)
@@ -130,7 +130,7 @@ def test_numbers_that_are_not_finite_are_damage_and_no_values(tmp_path):
     )
 
 
-def test_a_part_of_completions_cut_in_half_is_damage_and_the_others_are_read(tmp_path):
+def test_a_cut_part_of_completions_is_damage_the_others_are_read(tmp_path):
     write_state(tmp_path, [{"step": 1, **LINE}])
     folder = tmp_path / "completions"
     folder.mkdir()
@@ -144,7 +144,7 @@ def test_a_part_of_completions_cut_in_half_is_damage_and_the_others_are_read(tmp
     assert "cut short or damaged" in log.damage[0]
 
 
-def test_numbers_that_were_logged_beside_the_rewards_are_no_rewards(tmp_path):
+def test_numbers_logged_next_to_the_rewards_are_no_rewards(tmp_path):
     write_state(tmp_path, [{"step": 1, **LINE, "rewards/match/mean": 0.5, "rewards/brief/mean": 0.5}])
     (tmp_path / "completions").mkdir()
     rows = {"step": [1, 1], "prompt": ["p", "p"], "completion": ["c", "d"], "match": [1.0, 0], "brief": [0, 1.0]}
@@ -154,7 +154,7 @@ def test_numbers_that_were_logged_beside_the_rewards_are_no_rewards(tmp_path):
     assert highest_reward(log) is None  # 1 is not the most that two functions can give
 
 
-def test_two_runs_and_a_resumed_one_in_a_console_log_are_told_apart_by_their_epochs(tmp_path):
+def test_epochs_separate_two_runs_from_a_resumed_one_in_a_log(tmp_path):
     def log_of(*epochs):
         lines = [f"{{'loss': '0.1', 'reward': '0.{n}', 'epoch': '{n / 10}'}}" for n in epochs]
         (tmp_path / "console.txt").write_text("\n".join(lines))
@@ -215,7 +215,7 @@ def test_every_name_of_a_metric_stands_once_in_the_table():
     assert canonical(["a"]) == {}
 
 
-def test_reading_a_long_log_counts_every_byte_for_its_progress_bar(tmp_path, monkeypatch):
+def test_the_progress_bar_of_a_long_log_counts_every_byte(tmp_path, monkeypatch):
     bars = []
 
     class Bar(rows.tqdm):
@@ -230,7 +230,7 @@ def test_reading_a_long_log_counts_every_byte_for_its_progress_bar(tmp_path, mon
     assert [(bar.n, bar.total) for bar in bars] == [(path.stat().st_size,) * 2]
 
 
-def test_a_run_resumed_from_before_its_last_lines_is_one_run_though_its_second_line_comes_again(tmp_path):
+def test_a_run_resumed_from_before_its_last_lines_is_one_run(tmp_path):
     steps = [6, 12, 18, 12, 18, 24, 30, 36]  # logged every 6 steps, resumed from checkpoint-10
     write_state(tmp_path, [{"step": s, **LINE} for s in steps])
     assert log_damage(one(tmp_path)).cause == "twice"
@@ -258,7 +258,7 @@ def test_a_metric_that_begins_later_is_not_damaged(tmp_path):
     assert one(tmp_path / "log.jsonl").damage == ()
 
 
-def test_the_files_of_a_model_in_the_hub_s_cache_are_links_and_are_read(tmp_path):
+def test_links_to_a_models_files_in_the_hubs_cache_are_read(tmp_path):
     for name, value in {"config.json": {"model_type": "gpt2"}, "generation_config.json": {"eos_token_id": 3}}.items():
         (tmp_path / "blobs").mkdir(exist_ok=True)
         (tmp_path / "blobs" / name).write_text(json.dumps(value))
@@ -283,7 +283,7 @@ def test_settings_are_read_where_they_stand_and_no_script_is_run(tmp_path):
     assert read(tmp_path).facts["num_generations"] == 4
 
 
-def test_verls_printed_config_and_a_notebooks_own_cells_hold_settings(tmp_path):
+def test_verls_config_and_a_notebooks_own_cells_hold_settings(tmp_path):
     line = "step:{} - critic/score/mean:0.5 - response_length/mean:9.0\n"
     config = "(main)  'data': {'max_response_length': 256,\n"
     (tmp_path / "a.log").write_text(config + "".join(map(line.format, range(9))))
@@ -297,7 +297,7 @@ def test_verls_printed_config_and_a_notebooks_own_cells_hold_settings(tmp_path):
     assert read(tmp_path / "b.ipynb").facts["max_completion_length"] == 200
 
 
-def test_the_spread_of_the_only_reward_function_shows_that_reward_std_is_the_batchs(tmp_path):
+def test_the_only_rewards_spread_shows_reward_std_is_the_batchs(tmp_path):
     for spread, expected in ((0.2, True), (0.3, False)):
         rows = [{"step": n, "reward": 0.1 * n, "reward_std": 0.2 + 0.01 * n} for n in range(1, 10)]
         rows = [r | {"rewards/f/mean": r["reward"], "rewards/f/std": spread + 0.01 * r["step"]} for r in rows]
@@ -305,7 +305,7 @@ def test_the_spread_of_the_only_reward_function_shows_that_reward_std_is_the_bat
         assert read(tmp_path / "log.jsonl").facts.get("reward_std_of_batch", False) is expected
 
 
-def test_two_tables_of_one_cell_are_two_runs_with_names_of_their_own(tmp_path):
+def test_two_tables_of_one_cell_are_two_runs_with_two_names(tmp_path):
     table = "<table><tr><th>Step</th><th>reward</th></tr><tr><td>1</td><td>0.5</td></tr></table>"
     cell = {"cell_type": "code", "source": "", "outputs": [{"data": {"text/html": table}}] * 2}
     (tmp_path / "a.ipynb").write_text(json.dumps({"cells": [cell]}))
@@ -313,7 +313,7 @@ def test_two_tables_of_one_cell_are_two_runs_with_names_of_their_own(tmp_path):
     assert names == ["cell 1, table 1", "cell 1, table 2"]
 
 
-def test_a_record_of_a_training_is_read_alike_for_the_audit_and_for_known_defects(tmp_path):
+def test_the_audit_and_known_defects_read_a_record_alike(tmp_path):
     overrides = {"mask_truncated_completions": True, "scale_rewards": False, "max_completion_length": 64}
     recipe = {"num_generations": 4, "max_completion_length": 32}
     record = {"trainer": "GRPOTrainer", "recipe": recipe, "overrides": overrides}
@@ -332,7 +332,7 @@ def test_stops_of_a_record_are_generation_kwargs_of_stock_alone(tmp_path):
         assert read_arguments(tmp_path).get("generation_kwargs") == own
 
 
-def test_settings_are_found_in_the_folder_of_a_watch_and_named_below(tmp_path):
+def test_settings_are_found_in_a_watchs_folder_and_named_below(tmp_path):
     arm = tmp_path / "arms" / "one" / "seed-0"
     arm.mkdir(parents=True)
     (arm / "recipe.json").write_text(json.dumps({"recipe": {"seed": 3}, "trainer": "GRPOTrainer"}))
@@ -369,7 +369,7 @@ def test_a_training_that_trl_alone_saved_is_recorded(tmp_path):
 
 
 @pytest.mark.parametrize(("counted", "steps"), [(0, [2, 5, 8]), (None, [1, 2, 3])])
-def test_the_lines_of_a_tracker_count_where_the_trainer_counts_none(tmp_path, counted, steps):
+def test_a_trackers_lines_count_where_the_trainer_counts_none(tmp_path, counted, steps):
     rows = [
         {"_step": 3 * n + 2, "train/global_step": n + 1 if counted is None else counted, "reward": 0.1 * n}
         for n in range(3)

@@ -78,7 +78,7 @@ def test_a_reader_may_return_rows_tables_or_several_runs(about, tmp_path):
     assert [list(log.steps["reward"]) for log in logs] == [[0.5, 0.6]] * len(labels)
 
 
-def test_a_reader_of_a_user_is_asked_before_those_of_the_workbench(tmp_path):
+def test_a_users_reader_is_asked_before_those_of_the_workbench(tmp_path):
     (tmp_path / "a.csv").write_text("step,reward\n1,5\n2,6\n3,7\n")
 
     @reader(sniff=lambda source: source.suffix == ".csv" and source.start.startswith(b"step"))

@@ -204,7 +204,7 @@ def test_rewards_that_judge_nothing_are_no_zero():
     assert np.isnan(row_rewards([[None, None]])).all()
 
 
-def test_the_factor_of_a_loss_is_said_where_a_micro_batch_has_none():
+def test_a_factor_is_named_if_a_micro_batchs_loss_is_nearly_0():
     micro = [MicroRows([], [], [], None, loss) for loss in (2.0, 1e-12)]
     step = Step("GRPO", "float32", 1, 0, {"loss_type": "dapo"}, [], [], [], None, [], micro)
     losses = [Loss(value, [np.ones(2)], []) for value in (0.5, -1e-12)]

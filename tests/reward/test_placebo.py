@@ -243,7 +243,7 @@ def test_stock_trl_waits_for_an_asynchronous_placebo():
 
 
 @pytest.mark.slow
-def test_an_arm_with_a_placebo_is_reused_only_for_the_same_placebo(tmp_path, capsys):
+def test_an_arm_with_a_placebo_is_reused_only_for_the_same_one(tmp_path, capsys):
     from workbench import length_reward
     from workbench.experiments.arms import Arm, train_arms
     from workbench.experiments.recipes import Recipe

@@ -15,7 +15,7 @@ LONGER = [{"step": s, "prompt": "p", "completion": "word " * n, "reward": n} for
 
 
 @pytest.mark.slow
-def test_each_planted_reward_is_named_and_grows_in_the_completions():
+def test_each_planted_reward_is_named_and_grows_in_completions():
     found = planted()
     assert [row["right"] for row in found.values()] == [True] * len(PLANTED) == [True] * 5
     grows = [name for name, row in found.items() if "Over the run this grows" in row["headline"]]

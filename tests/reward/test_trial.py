@@ -192,7 +192,7 @@ def test_a_fault_is_named(fault):
     assert [finding for finding in findings if finding not in found] == [], found
 
 
-def test_a_function_that_draws_lots_is_named_and_nothing_that_follows():
+def test_a_random_function_is_named_and_nothing_that_follows():
     numbers = itertools.count()
     report = try_reward(lambda completions, **c: [float(next(numbers) % 7) for _ in completions], ROWS)
     assert "the same completions asked twice earn other rewards" in says(report, WARNING)

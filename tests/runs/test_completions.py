@@ -73,7 +73,7 @@ def test_the_first_and_the_last_rows_are_found(tmp_path, count):
 
 
 @pytest.mark.parametrize("half", ['{"step": 3, "comp', "{", '{"step": 3, "completion": "\\u00', '{"step": 3'])
-def test_a_last_line_cut_short_by_a_kill_is_left_out_and_the_next_step_stands_on_a_line_of_its_own(tmp_path, half):
+def test_a_last_line_cut_by_a_kill_never_joins_the_next_step(tmp_path, half):
     record(tmp_path, [1, 2])
     with (tmp_path / FILE).open("a") as file:
         file.write(half)
@@ -102,7 +102,7 @@ def test_completions_are_not_read_through_a_link(tmp_path):
 # --- resuming -------------------------------------------------------------------------------------------------------
 
 
-def test_what_follows_the_checkpoint_is_forgotten_and_a_cut_line_too(tmp_path):
+def test_steps_after_the_checkpoint_and_a_cut_line_are_forgotten(tmp_path):
     record(tmp_path, [1, 2, 3])
     with (tmp_path / "metrics.jsonl").open("a") as file:
         file.write('{"step": 4, "elap')
@@ -111,7 +111,7 @@ def test_what_follows_the_checkpoint_is_forgotten_and_a_cut_line_too(tmp_path):
     assert steps_of(tmp_path) == twice([1, 2])
 
 
-def test_a_damaged_line_is_named_when_a_run_resumes_and_nothing_is_dropped(tmp_path):
+def test_resuming_names_a_damaged_line_and_drops_nothing(tmp_path):
     record(tmp_path, [1])
     for line in ('{"step": ', "[1]", '{"loss": 1}'):
         (tmp_path / "metrics.jsonl").write_text('{"step": 1}\n' + line + '\n{"step": 2}\n')

@@ -10,7 +10,7 @@ from workbench.runs import environment as module
 from workbench.runs.environment import environment
 
 
-def test_the_environment_says_what_another_person_needs_to_repeat_a_run(monkeypatch):
+def test_the_environment_says_what_others_need_to_repeat_a_run(monkeypatch):
     monkeypatch.setattr("sys.argv", ["/home/somebody/bin/workbench", "run", "00_start_here"])
     found = environment(seed=3)
     assert (found["seed"], found["host"], found["python"]) == (3, socket.gethostname(), platform.python_version())
@@ -26,7 +26,7 @@ def test_the_commit_says_whether_the_code_was_changed():
     assert environment()["git_commit"].removesuffix(" with uncommitted changes") == head
 
 
-def test_a_machine_without_git_or_a_gpu_driver_has_an_environment_too(monkeypatch):
+def test_a_machine_without_git_or_gpu_driver_has_an_environment(monkeypatch):
     monkeypatch.setattr(module.os, "environ", {"PATH": ""})
     monkeypatch.setattr(subprocess, "run", _no_such_program)
     found = environment()

@@ -59,7 +59,7 @@ def test_a_reader_never_sees_half_a_file(tmp_path):
         writer.wait()
 
 
-def test_numpy_torch_paths_and_numbers_without_end_become_strict_json(tmp_path):
+def test_numpy_torch_paths_and_infinities_become_strict_json(tmp_path):
     import torch
 
     value = {"numpy": np.float32(1.5), "array": np.arange(2), "bool": np.bool_(True), "torch": torch.tensor(2),
@@ -76,7 +76,7 @@ values = st.recursive(leaves, lambda inner: st.lists(inner) | st.dictionaries(st
 
 
 @given(values)
-def test_whatever_is_jsonable_is_strict_json_and_stays_the_same_the_second_time(value):
+def test_a_second_jsonable_changes_nothing_of_its_strict_json(value):
     once = jsonable(value)
     assert json.loads(json.dumps(once, allow_nan=False)) == once == jsonable(once)
 
@@ -97,7 +97,7 @@ def test_a_damaged_line_is_named_by_its_number(tmp_path, line):
 # --- a folder from anyone -------------------------------------------------------------------------------------------
 
 
-def test_a_link_a_pipe_and_a_folder_are_not_opened_and_nothing_waits(tmp_path):
+def test_links_pipes_and_folders_are_not_opened_nor_waited_for(tmp_path):
     (tmp_path / "private").write_text('{"secret": 1}')
     (tmp_path / "link.json").symlink_to(tmp_path / "private")
     os.mkfifo(tmp_path / "pipe.json")
@@ -109,7 +109,7 @@ def test_a_link_a_pipe_and_a_folder_are_not_opened_and_nothing_waits(tmp_path):
 
 
 @pytest.mark.parametrize("text", ['{"a": ', "[" * 200_000, "9" * 5000, "\0{}"])
-def test_a_missing_file_reads_as_the_default_and_json_that_no_run_writes_is_an_error_that_names_it(tmp_path, text):
+def test_a_missing_file_is_the_default_and_odd_json_is_named(tmp_path, text):
     assert read_json(tmp_path / "a.json", {"a": 1}) == {"a": 1}
     (tmp_path / "a.json").write_text(text)
     with pytest.raises(RunError, match=r"a.json: not JSON"):
@@ -163,7 +163,7 @@ def test_a_file_is_written_over_only_within_its_blocks(tmp_path):
     assert read_json(path, {}) == {"a": "y"}
 
 
-def test_a_file_larger_than_any_that_a_run_writes_is_refused_unread(tmp_path):
+def test_a_file_larger_than_a_run_writes_is_refused_unread(tmp_path):
     with (tmp_path / "a.json").open("wb") as file:
         file.truncate(10**12)  # sparse
     with pytest.raises(RunError, match=r"a.json: larger than 64 MB"):
@@ -177,7 +177,7 @@ def test_the_tail_of_a_file_starts_with_a_whole_character(tmp_path):
 
 
 @pytest.mark.parametrize("end", ["", "\n", '\n{"step": 9', "\n\n", "\n{"])
-def test_the_last_line_is_found_from_the_end_however_the_file_ends(tmp_path, end):
+def test_the_last_line_is_found_however_the_file_ends(tmp_path, end):
     path = tmp_path / "metrics.jsonl"
     path.write_text('{"step": 1}\n' * 50_000 + '{"step": 2, "text": "' + "x" * 200_000 + '"}' + end)
     assert last_metrics(path)["step"] == 2
@@ -192,7 +192,7 @@ def test_a_damaged_last_line_is_named(tmp_path):
         last_metrics(tmp_path / "metrics.jsonl")
 
 
-def test_files_of_a_name_are_found_though_folders_vanish_meanwhile(tmp_path, monkeypatch):
+def test_files_are_found_by_name_though_folders_vanish_meanwhile(tmp_path, monkeypatch):
     for name in ("a", "b/c"):
         (tmp_path / name).mkdir(parents=True)
         (tmp_path / name / "metrics.jsonl").touch()
@@ -226,7 +226,7 @@ def test_files_of_a_name_are_found_though_folders_vanish_meanwhile(tmp_path, mon
      ("result.json", {"results": [{"says": "a", "holds": True, "claim": []}]}),
      ("progress.json", {}), ("progress.json", {"step": "a", "max_steps": 3})]
 )  # fmt: skip
-def test_what_a_run_cannot_have_written_is_refused_and_the_file_is_named(tmp_path, name, value):
+def test_what_a_run_cannot_have_written_is_refused_by_file_name(tmp_path, name, value):
     write_json(tmp_path / name, value)
     with pytest.raises(RunError, match=f"{name}: "):
         read_json(tmp_path / name, {})

@@ -79,7 +79,7 @@ def test_of_many_processes_that_try_at_once_one_gets_the_run(run):
 
 
 @pytest.mark.slow
-def test_a_run_is_its_process_s_while_that_is_stopped_and_free_at_once_when_it_is_killed(run):
+def test_a_paused_process_keeps_its_run_a_killed_one_frees_it(run):
     process = taker(run)
     assert taken(process)
     process.send_signal(signal.SIGSTOP)
@@ -110,7 +110,7 @@ def test_what_a_run_has_started_does_not_keep_its_lock(run, then):
     process.communicate()
 
 
-def test_a_kernel_that_outlives_its_runner_keeps_others_away_and_does_not_end_the_run_itself(run):
+def test_a_kernel_that_outlives_its_runner_keeps_others_away(run):
     """The runner is this process, which closes its own lock as the system does for one that is killed."""
     take_run(run.path, "running")
     number = lock.open_lock(run.path)
@@ -128,7 +128,7 @@ def test_a_kernel_that_outlives_its_runner_keeps_others_away_and_does_not_end_th
     assert run.status["state"] == "interrupted"
 
 
-def test_a_variable_left_over_from_another_run_gives_no_right_to_this_one(run, tmp_path, monkeypatch):
+def test_a_variable_left_by_another_run_gives_no_right_to_this(run, tmp_path, monkeypatch):
     other = write_run(tmp_path, "other", state="running")
     monkeypatch.setenv(lock.VARIABLE, str(lock.open_lock(other.path)))
     process = taker(run)
@@ -153,7 +153,7 @@ def test_readers_keep_nobody_from_taking_a_run(run):
 # --- what cannot be known ---------------------------------------------------------------------------------------------
 
 
-def test_a_run_of_another_host_is_believed_and_taken_by_force_alone(run):
+def test_a_run_of_another_host_is_taken_by_force_alone(run):
     says(run, state="running", owner={"pid": 7, "host": "far"})
     text = "running on far, as its status says; cannot be checked from here"
     assert (run.status["state"], run.status["error"]) == ("running", text)
@@ -165,7 +165,7 @@ def test_a_run_of_another_host_is_believed_and_taken_by_force_alone(run):
     lock.let_go(run.path)
 
 
-def test_on_a_file_system_without_locks_a_status_is_believed_and_a_run_can_be_executed(run, monkeypatch):
+def test_without_file_locks_a_status_is_believed_and_runs_work(run, monkeypatch):
     monkeypatch.setattr(fcntl, "flock", unsupported)
     take_run(run.path, "running")
     assert lock.holds(run.path) and run.status["error"] is None
@@ -233,7 +233,7 @@ def test_without_locks_a_file_keeps_others_out_of_a_folder(tmp_path, monkeypatch
 # --- around it ------------------------------------------------------------------------------------------------------
 
 
-def test_whoever_takes_a_run_removes_what_a_killed_process_left_half_written(run):
+def test_taking_a_run_removes_what_was_left_half_written(run):
     (run.path / "arm").mkdir()
     left = [run.path / f".status.json.{'0a' * 16}", run.path / "arm" / f".progress.json.{'1b' * 16}"]
     other = [run.path / ".hidden", run.path / "arm" / f"status.json.{'0a' * 16}"]
@@ -244,7 +244,7 @@ def test_whoever_takes_a_run_removes_what_a_killed_process_left_half_written(run
     lock.let_go(run.path)
 
 
-def test_a_set_up_cell_that_runs_twice_keeps_its_run_and_one_that_ended_starts_again(tmp_path):
+def test_a_repeated_set_up_cell_keeps_its_run_unless_it_ended(tmp_path):
     run = open_run("notebook", str(tmp_path / "notebook" / "1"), {"seed": 1})
     open_run("notebook", str(run.path), {"seed": 1})
     save_result(run, [Result("it ran", True)])
@@ -261,7 +261,7 @@ def test_a_link_in_the_place_of_the_lock_is_not_followed(run, tmp_path):
     assert not (tmp_path / "elsewhere").exists()
 
 
-def test_a_run_whose_process_is_gone_reads_as_interrupted_and_stays_so(tmp_path):
+def test_a_run_without_its_process_reads_and_stays_interrupted(tmp_path):
     for state in ("queued", "running"):
         run = write_run(tmp_path, state, state=state)
         assert run.status["state"] == state
@@ -272,7 +272,7 @@ def test_a_run_whose_process_is_gone_reads_as_interrupted_and_stays_so(tmp_path)
         assert {state, "interrupted"} <= on_disk["times"].keys()
 
 
-def test_an_interruption_is_of_the_time_when_the_run_last_wrote_and_not_of_when_it_was_noticed(run):
+def test_an_interruption_has_the_time_of_the_runs_last_write(run):
     says(run, state="running", times={"running": 1000.0}, ran_s=50.0)
     for path in run.path.iterdir():
         os.utime(path, (1060.0, 1060.0))

@@ -40,7 +40,7 @@ def of_cell(folder, cell: str):
 # --- reading the cell ----------------------------------------------------------------------------------------------
 
 
-def test_a_cell_gives_names_types_defaults_help_ranges_and_choices(known):
+def test_a_cell_gives_name_type_default_help_range_and_choices(known):
     assert list(known) == ["seed", "out_dir", "interactive", "learning_rate", "backend"]
     seed, rate, backend = known["seed"], known["learning_rate"], known["backend"]
     assert (seed.type, seed.default, seed.help, seed.low, seed.high) == ("int", 0, "of everything", 0, 1000)
@@ -55,7 +55,7 @@ def test_a_cell_gives_names_types_defaults_help_ranges_and_choices(known):
      ("twice = seed * 2", "any", COMPUTED), ("pair = (1, 2)", "any", COMPUTED), ("n: Optional[int] = None", "any", None),
      ("n: int = None", "any", None), ("big = 1e999", "any", COMPUTED), ("flag: bool = 1", "any", 1)]
 )  # fmt: skip
-def test_an_assignment_of_any_kind_is_a_parameter_whose_values_are_read_as_its_default(tmp_path, line, kind, default):
+def test_any_assignment_is_a_parameter_read_as_its_default_is(tmp_path, line, kind, default):
     found = of_cell(tmp_path, f'"""Doc."""\nimport os\n%matplotlib inline\nseed: int = 0\nprint(seed)\n{line}  # help')
     assert next(iter(found)) == "seed" and len(found) == 2
     (parameter,) = [p for name, p in found.items() if name != "seed"]
@@ -128,7 +128,7 @@ def test_help_begins_behind_the_default_whatever_stands_in_it(tmp_path, line, de
     assert (parameter.default, parameter.help, parameter.choices, parameter.low) == (default, help, choices, None)
 
 
-def test_a_whole_number_as_default_of_a_float_becomes_a_float_and_a_large_limit_is_written_out(tmp_path):
+def test_a_whole_default_becomes_a_float_and_limits_are_in_full(tmp_path):
     assert type(of_cell(tmp_path, "rate: float = 0  # any")["rate"].default) is float
     assert of_cell(tmp_path, "steps: int = 1  # x; 1..1000000")["steps"].expected == "int in 1..1000000"
 
@@ -144,7 +144,7 @@ def test_papermill_sees_the_same_names_and_types(path):
 # --- checking values -----------------------------------------------------------------------------------------------
 
 
-def test_an_unknown_parameter_gets_the_nearest_spelling_if_one_is_near_and_all_there_are(known):
+def test_an_unknown_parameter_gets_the_nearest_and_all_names(known):
     with pytest.raises(ParameterError, match=r"'learnin_rate': did you mean 'learning_rate'\?.*takes seed, out_dir"):
         check_parameters(known, {"learnin_rate": 1e-3})
     with pytest.raises(ParameterError, match=r"^unknown parameter 'zzz': this notebook takes"):
@@ -195,14 +195,14 @@ def test_a_refusal_says_what_to_write_instead(known, given, message):
 
 
 @pytest.mark.parametrize("value", ["nan", "inf", "-inf", float("nan"), float("inf"), "1e999"])
-def test_a_number_without_end_is_refused_even_where_any_number_goes(tmp_path, value):
+def test_infinity_is_refused_even_where_any_number_goes(tmp_path, value):
     known = of_cell(tmp_path, "rate: float = 0.0  # any")
     with pytest.raises(ParameterError, match=r"parameter rate=.*expected float"):
         check_parameters(known, {"rate": value})
 
 
 @given(st.integers(0, 1000), st.floats(0, 1), st.booleans())
-def test_what_is_checked_as_text_equals_what_is_checked_as_a_value(known, seed, rate, flag):
+def test_a_check_of_text_equals_a_check_of_the_value(known, seed, rate, flag):
     values = {"seed": seed, "learning_rate": rate, "interactive": flag}
     assert check_parameters(known, values) == check_parameters(known, {k: str(v) for k, v in values.items()}) == values
 
@@ -230,7 +230,7 @@ def test_a_wrong_assignment_says_what_was_expected(items, message):
         parse_assignments(items)
 
 
-def test_the_command_that_repeats_a_run_names_what_is_not_a_default(known):
+def test_the_command_to_repeat_a_run_names_what_is_no_default(known):
     params = {"seed": 3, "learning_rate": 3e-4, "backend": "vllm", "out_dir": "/x", "interactive": False, "stop": "a b"}
     assert repeat_command("nb", params, known) == "workbench run nb -p seed=3 -p backend=vllm -p 'stop=a b'"
     assert repeat_command("nb", {"seed": 0}, {}) == "workbench run nb -p seed=0"
@@ -267,7 +267,7 @@ def test_a_token_as_parameter_is_refused_without_being_repeated(given):
 
 
 @pytest.mark.parametrize("items", [[TOKEN], [f"model={TOKEN}"], [f"model={TOKEN}", f"model={TOKEN}"], [f"{TOKEN}=3"]])
-def test_a_token_on_the_command_line_is_refused_without_being_repeated(items):
+def test_a_token_on_the_command_line_is_refused_unrepeated(items):
     with pytest.raises(ParameterError, match="looks like a secret") as caught:
         parse_assignments(items)
     assert TOKEN not in str(caught.value)
@@ -275,7 +275,7 @@ def test_a_token_on_the_command_line_is_refused_without_being_repeated(items):
 
 @pytest.mark.parametrize("line", [f"x: str = '{TOKEN}'  # any", f"x = '{TOKEN}'", f"x: int = '{TOKEN}'",
                                   f"x = {{'api_key': '{TOKEN[3:]}'}}", f"api_key = ['{TOKEN[3:]}']"])  # fmt: skip
-def test_a_token_as_default_in_a_notebook_is_refused_without_being_repeated(tmp_path, line):
+def test_a_token_as_a_notebooks_default_is_refused_unrepeated(tmp_path, line):
     with pytest.raises(ParameterError, match="looks like a secret") as caught:
         of_cell(tmp_path, line)
     assert TOKEN[3:] not in str(caught.value)

@@ -55,7 +55,7 @@ def test_results_stand_next_to_the_words_of_their_claim():
         assert "A4.3" not in text and "at most 0" in text and "of 9 seeds" in text
 
 
-def test_a_claim_is_quoted_once_and_named_only_where_there_is_one():
+def test_a_claim_is_quoted_once_and_named_only_if_there_is_one():
     own = Result("it rises by 3", True)
     assert "published claim" not in show_results([own])._repr_html_()
     page = show_results([Result("a", True, claim="A0.2"), Result("b", True, claim="A0.2"), own])._repr_html_()
@@ -103,7 +103,7 @@ def test_a_damaged_result_is_named_with_its_file(tmp_path, result):
 
 
 @pytest.mark.parametrize("claim", ["", "A0.2"])
-def test_an_interval_that_holds_no_effect_is_inconclusive_wherever_it_is_shown(tmp_path, claim):
+def test_an_interval_that_holds_no_effect_is_shown_inconclusive(tmp_path, claim):
     """No other word about it, in the table of the notebook, the report and the index of runs."""
     ratio = interval(0.8, 1.7)
     result = Result(f"it takes {ratio.in_brief()} x the seconds", *ratio.above(1), claim=claim)

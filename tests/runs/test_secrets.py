@@ -43,7 +43,7 @@ def test_forty_hex_digits_are_a_key_only_beside_wandb(digits):
     [("model", "f" * 40, True), ("x", "hf_" + "Ab1" * 8, True), ("api_key", "abc1", True), ("hf_" + "Ab1" * 8, "", True),
      ("revision", COMMIT, False), ("eos_token", "</s>", False), ("model", "sk-learn", False), ("seed", "3", False)]
 )  # fmt: skip
-def test_a_secret_is_known_by_its_value_or_its_name_and_a_commit_or_a_special_token_is_none(name, value, secret):
+def test_a_secret_is_known_by_value_or_name_and_a_commit_is_none(name, value, secret):
     assert looks_like_token(name, value) is secret
 
 
@@ -86,7 +86,7 @@ def test_colours_and_escaped_quotes_do_not_save_a_secret(text):
 
 
 @pytest.mark.parametrize("text", PLANTED)
-def test_a_usual_secret_goes_in_any_spelling_of_its_name_and_twice_is_once(text):
+def test_a_usual_secret_goes_in_any_spelling_and_twice_is_once(text):
     assert left_of(text) and not left_of(hide_tokens(text))
     assert hide_tokens(hide_tokens(text)) == hide_tokens(text)
 

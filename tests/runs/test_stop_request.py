@@ -18,7 +18,7 @@ from workbench.runs.stop_request import clear_stop, go_on, honour_stop, interrup
 SMALL = {"num_generations": 4, "per_device_train_batch_size": 8, "max_completion_length": 16, "save_steps": 4}
 
 
-def test_a_request_is_seen_from_the_folders_below_the_run_and_by_no_other_run(tmp_path):
+def test_a_request_is_seen_below_its_run_and_by_no_other_run(tmp_path):
     run, other = write_run(tmp_path, "1", state="running"), write_run(tmp_path, "2", state="running")
     request_stop(run, "enough")
     deep, deeper = run.path / "arms" / "one" / "seed-0", run.path / "arms" / "one" / "seed-0" / "a" / "b"
@@ -31,7 +31,7 @@ def test_a_request_is_seen_from_the_folders_below_the_run_and_by_no_other_run(tm
     assert stop_request(deep) is None
 
 
-def test_an_honoured_request_is_gone_and_the_run_of_this_process_reads_as_interrupted_until_it_goes_on(tmp_path):
+def test_an_honoured_request_goes_and_its_run_reads_interrupted(tmp_path):
     run = create_run("by_hand", {}, tmp_path, state="running")
     request_stop(run, "enough")
     honour_stop(run.path / "arm", "stopped after step 3 of 9: enough")
@@ -41,7 +41,7 @@ def test_an_honoured_request_is_gone_and_the_run_of_this_process_reads_as_interr
     assert (run.status["state"], run.status["error"]) == ("running", None)
 
 
-def test_the_status_of_a_run_that_a_runner_executes_is_left_to_the_runner(tmp_path):
+def test_the_status_of_a_run_of_a_runner_is_left_to_the_runner(tmp_path):
     run = write_run(tmp_path, state="running")
     number = os.dup(lock.open_lock(run.path))  # the runner's
     lock.let_go(run.path)
@@ -50,7 +50,7 @@ def test_the_status_of_a_run_that_a_runner_executes_is_left_to_the_runner(tmp_pa
     os.close(number)
 
 
-def test_a_training_does_not_go_on_where_another_process_has_gone_on_meanwhile(tmp_path):
+def test_a_training_does_not_go_on_if_another_process_has(tmp_path):
     run = create_run("by_hand", {}, tmp_path, state="running")
     honour_stop(run.path, "stopped")
     with lock.looked_at(run.path), pytest.raises(RunError, match="holds its lock"):
@@ -86,7 +86,7 @@ def log(folder) -> list[dict]:
 
 
 @pytest.mark.slow
-def test_grpo_stops_after_the_step_it_was_asked_in_and_goes_on_as_if_never_stopped(starter_folder, tmp_path):
+def test_grpo_stops_after_a_step_and_goes_on_as_if_never_stopped(starter_folder, tmp_path):
     run = create_run("by_hand", {}, tmp_path, state="running")
     with pytest.raises(TrainingStopped, match="stopped after step 3 of 6: enough"):
         train(run.path, AskAfter(run, 3), max_steps=6)
@@ -101,7 +101,7 @@ def test_grpo_stops_after_the_step_it_was_asked_in_and_goes_on_as_if_never_stopp
 
 
 @pytest.mark.slow
-def test_a_stop_asked_before_the_first_or_during_the_last_step_loses_nothing(starter_folder, tmp_path):
+def test_a_stop_asked_at_the_first_or_last_step_loses_nothing(starter_folder, tmp_path):
     run = create_run("by_hand", {}, tmp_path, state="running")
     request_stop(run, "too early")
     with pytest.raises(TrainingStopped, match="stopped after step 0 of 2: too early"):
@@ -133,7 +133,7 @@ def test_ppo_stops_too_and_leaves_its_policy(starter_folder, tmp_path):
 
 @pytest.mark.rare
 @pytest.mark.slow
-def test_a_notebook_that_was_asked_to_stop_is_interrupted_and_resumes_to_its_end(starter_folder, tmp_path):
+def test_a_notebook_asked_to_stop_is_interrupted_and_resumes(starter_folder, tmp_path):
     from workbench.lab.batch.execute import execute_run
     from workbench.lab.batch.plan import plan_run
 
@@ -160,7 +160,7 @@ def test_a_malformed_request_raises_nothing_inside_a_training(tmp_path, text):
     assert stop_request(run.path) in (None, "asked to stop")
 
 
-def test_a_file_system_that_is_away_for_a_moment_ends_no_training(tmp_path, monkeypatch):
+def test_a_file_system_away_for_a_moment_ends_no_training(tmp_path, monkeypatch):
     run = write_run(tmp_path, state="running")
     request_stop(run, "its button")
     with monkeypatch.context() as away:
@@ -169,7 +169,7 @@ def test_a_file_system_that_is_away_for_a_moment_ends_no_training(tmp_path, monk
     assert stop_request(run.path) == "its button"
 
 
-def test_sigterm_and_a_closed_terminal_interrupt_but_a_handler_that_is_set_stays():
+def test_sigterm_and_a_closed_terminal_interrupt_unless_handled():
     before = signal.signal(signal.SIGHUP, signal.SIG_IGN)  # as `nohup` does
     try:
         with pytest.raises(KeyboardInterrupt), interruptible():

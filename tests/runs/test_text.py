@@ -5,7 +5,7 @@ from widget_samples import HOSTILE
 from workbench.runs.text import code_point, labelled, printable, visible
 
 
-def test_characters_that_reorder_or_hide_text_are_named_by_their_code_and_joiners_stay():
+def test_characters_that_hide_text_are_named_and_joiners_stay():
     assert code_point("\x00\x00\x00") == "U+0000 x3"
     assert labelled("a\u202eb\ud800") == "a[U+202E]b[U+D800]"
     assert labelled("\U0001f468\u200d\U0001f33e\n") == "\U0001f468\u200d\U0001f33e\n"
@@ -17,7 +17,7 @@ def test_text_cannot_command_a_terminal():
     )
 
 
-def test_text_is_shown_inert_cut_and_with_its_unseen_characters_named():
+def test_text_is_inert_and_cut_with_unseen_characters_named():
     shown = visible(HOSTILE)
     assert "<" not in re.sub("</?mark[^>]*>", "", shown) and "'" not in shown
     assert all(code in shown for code in ("U+202E", "U+001B", "U+D800"))

@@ -34,7 +34,7 @@ def trained(kind="GRPO", **options):
 
 
 @BOTH
-def test_a_reward_s_own_columns_replace_none_of_the_record_and_an_odd_one_is_left_out(kind, tmp_path):
+def test_reward_columns_replace_none_and_odd_ones_are_left_out(kind, tmp_path):
     def logs(completions, log_extra=None, **_):
         log_extra("finish_reason", ["mine"] * len(completions))
         log_extra("step", [7] * len(completions))
@@ -53,7 +53,7 @@ def test_a_reward_s_own_columns_replace_none_of_the_record_and_an_odd_one_is_lef
     assert "few" not in table and table["words"].tolist() == [len(text.split()) for text in table["completion"]]
 
 
-def test_a_column_that_is_logged_every_other_time_stands_at_no_other_step(tmp_path):
+def test_a_column_logged_at_every_other_step_stands_at_no_other(tmp_path):
     calls = []
 
     def logs(completions, log_extra=None, **_):
@@ -67,7 +67,7 @@ def test_a_column_that_is_logged_every_other_time_stands_at_no_other_step(tmp_pa
     assert table.groupby("step")["call"].apply(lambda values: set(values.dropna())).tolist() == [{1}, set()]
 
 
-def test_a_metric_whose_name_begins_like_an_evaluation_s_ends_no_record(tmp_path):
+def test_a_metric_named_like_an_evaluation_ends_no_record(tmp_path):
     def logs(completions, log_metric=None, **_):
         log_metric("eval_accuracy", 0.5)
         return lengths(completions)
@@ -192,7 +192,7 @@ def test_an_engine_may_return_a_row_without_tokens(kind, empty, monkeypatch):
 
 
 @pytest.mark.parametrize("empty", [None, 0])
-def test_a_rollout_function_may_return_tensors_and_an_empty_first_row(empty):
+def test_a_rollout_function_may_return_tensors_or_an_empty_row(empty):
     def rollout(prompts, trainer):
         own = trainer.processing_class
         rows = [torch.tensor([5, 6, own.eos_token_id]) for _ in prompts]
@@ -204,7 +204,7 @@ def test_a_rollout_function_may_return_tensors_and_an_empty_first_row(empty):
     assert trained(rollout_func=rollout).state.global_step == 2
 
 
-def test_a_copy_in_another_dtype_of_a_trainer_s_model_computes_with_its_own_weights():
+def test_a_copy_in_another_dtype_computes_with_its_own_weights():
     """TRL 1.15 and later put a fused head in the place of `forward`, which a plain copy would go on calling."""
     model = build("ours", "GRPO").model.eval()
     ids = torch.tensor([[5, 6, 7, 8, 9]])
@@ -217,7 +217,7 @@ def test_a_copy_in_another_dtype_of_a_trainer_s_model_computes_with_its_own_weig
         assert rounded(input_ids=ids).logits.float().abs().max() > 0.1
 
 
-def test_a_model_with_virtual_tokens_is_scored_at_the_positions_at_which_it_sampled():
+def test_a_model_with_virtual_tokens_is_scored_as_it_sampled():
     """`generate` counts pads behind virtual tokens; so does stock scoring, and ids from the mask would not."""
     config = PromptTuningConfig(task_type="CAUSAL_LM", num_virtual_tokens=3)
     trainer = build("ours", "GRPO", peft_config=config, explicit_positions=True)

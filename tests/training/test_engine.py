@@ -57,7 +57,7 @@ def seeds_of(rank, tensor_parallel_size):
     return [params.seed for params in engine.calls[0][1]]
 
 
-def test_ranks_of_one_tensor_parallel_group_ask_with_the_same_seeds_and_other_groups_with_others():
+def test_only_ranks_of_one_tensor_parallel_group_share_seeds():
     assert len(set(seeds_of(0, 2))) == 3
     assert seeds_of(0, 2) == seeds_of(1, 2) != seeds_of(2, 2) == seeds_of(3, 2)
     assert seeds_of(0, 1) != seeds_of(1, 1)
@@ -82,7 +82,7 @@ def test_calls_of_the_engine_from_elsewhere_are_left_as_they_are(share):
     assert own.n == 8 and own.seed is None and tap.requests == 0
 
 
-def test_requests_of_a_server_from_elsewhere_are_left_as_they_are():
+def test_requests_of_a_server_from_elsewhere_stay_as_they_are():
     asked = []
     client = SimpleNamespace(_post=lambda url, *args, **kwargs: asked.append((url, args, kwargs)) or {"choices": []})
     accelerator = SimpleNamespace(process_index=0, is_main_process=True)
@@ -96,7 +96,7 @@ def test_requests_of_a_server_from_elsewhere_are_left_as_they_are():
     ]
 
 
-def test_each_copy_of_a_prompt_gets_a_sample_of_its_own_from_a_servers_shared_request():
+def test_a_shared_request_gives_each_copy_of_a_prompt_a_sample():
     def answer(url, json):
         ids = json["prompt"][0]
         return {"choices": [{"token_ids": [*ids, n], "finish_reason": "stop"} for n in range(json["n"])]}
@@ -134,7 +134,7 @@ def served(step=0, **options):
     return sorted(asked, key=str), tap
 
 
-def test_a_server_gets_a_stream_of_the_run_s_seed_for_each_prompt_and_of_generation_seed_where_it_is_given():
+def test_a_server_gets_a_seed_a_prompt_of_run_or_generation_seed():
     asked, _ = served(run_seed=1)
     assert len({seed for _, seed in asked}) == 3 and None not in dict(asked).values()
     assert served(run_seed=1)[0] == asked
@@ -152,7 +152,7 @@ def test_a_server_s_log_probs_judge_no_copies():
 
 
 @pytest.mark.parametrize(("images", "hint"), [(None, "send equally many prompts"), (["a cat", None], "trl #6294")])
-def test_an_answer_to_another_prompt_is_refused_with_its_likely_cause(images, hint):
+def test_an_answer_to_another_prompt_is_refused_with_a_cause(images, hint):
     generation, _, _ = tapped()
     inner = generation.generate.original
     generation.generate.original = lambda *a: ([[9, 9], [3]], *inner(*a)[1:])
@@ -161,7 +161,7 @@ def test_an_answer_to_another_prompt_is_refused_with_its_likely_cause(images, hi
 
 
 @pytest.mark.parametrize("options", [{"seed": 7}, {"share": True}])
-def test_images_on_a_server_are_refused_where_their_request_would_take_no_seed(options):
+def test_images_on_a_server_that_takes_no_seed_are_refused(options):
     def generate(prompts, images=None):
         return prompts, [[5] for _ in prompts], None, None
 
@@ -183,7 +183,7 @@ def training_seeds(*modes):
     return [[p.seed for p in params] for (_, params), training in zip(engine.calls, modes, strict=True) if training]
 
 
-def test_an_evaluation_moves_no_random_number_of_the_training_that_follows_in_its_step():
+def test_an_evaluation_moves_no_random_number_of_the_training():
     alone = training_seeds(True, True)
     assert alone[0] != alone[1]
     assert training_seeds(False, True, False, True) == alone

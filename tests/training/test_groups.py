@@ -14,7 +14,7 @@ from workbench.training.groups import check_groups, identical_groups
         (["a"], 0, "at least 1"),
     ],
 )
-def test_a_batch_that_is_not_made_of_groups_is_refused_by_group_and_row(prompts, g, message):
+def test_a_batch_not_made_of_groups_is_refused_by_group_and_row(prompts, g, message):
     with pytest.raises(ParameterError, match=message):
         check_groups(prompts, g)
 

@@ -77,14 +77,14 @@ def test_with_a_seed_every_completion_has_a_stream_of_its_own(result):
 
 
 @pytest.mark.parametrize("result", ["vllm"], indirect=True)
-def test_in_process_stock_gives_all_copies_of_a_prompt_one_completion_under_a_seed(result):
+def test_in_process_a_seed_makes_stock_copy_one_completion(result):
     got = result["stock seed"]
     assert identical_groups(got["ids"], 8) == [0, 1]
     assert got["advantages"] == [0.0] * 16
 
 
 @pytest.mark.parametrize("result", [ON_A_SERVER], indirect=True)
-def test_on_a_server_stock_gives_equal_prompts_the_same_completions_under_a_seed(result):
+def test_on_a_server_a_seed_makes_stock_copy_for_equal_prompts(result):
     got = result["stock seed"]
     assert got["ids"][:8] == got["ids"][8:]
 
@@ -99,7 +99,7 @@ def test_sharing_sends_equal_prompts_once_and_repeats(result):
 
 
 @pytest.mark.parametrize("result", BACKENDS, indirect=True)
-def test_shared_and_separate_requests_sample_from_one_distribution(result):
+def test_shared_and_separate_requests_have_one_distribution(result):
     alone, shared = (torch.tensor(result[name], dtype=torch.float) for name in ("many alone", "many shared"))
     error = (alone.var() / len(alone) + shared.var() / len(shared)).sqrt()
     assert abs(alone.mean() - shared.mean()) < 4 * error
@@ -107,7 +107,7 @@ def test_shared_and_separate_requests_sample_from_one_distribution(result):
 
 
 @pytest.mark.parametrize("result", ["vllm"], indirect=True)
-def test_a_whole_run_repeats_with_its_seed_and_differs_with_another(result):
+def test_a_whole_run_repeats_with_its_seed_and_no_other(result):
     assert len(result["run 7"]) == 3
     assert result["run 7"] == result["run 7 again"]
     assert result["run 7"] != result["run 8"]

@@ -51,7 +51,7 @@ def trained(starter_folder, tmp_path_factory):
 
 
 @pytest.mark.slow
-def test_the_same_seed_gives_the_same_log_apart_from_times_and_another_seed_another(trained, tmp_path):
+def test_the_same_seed_gives_the_same_log_and_another_does_not(trained, tmp_path):
     train(tmp_path / "same", max_steps=6, seed=1)
     train(tmp_path / "other", max_steps=6, seed=2)
     assert len(without_times(trained)) == 6
@@ -60,7 +60,7 @@ def test_the_same_seed_gives_the_same_log_apart_from_times_and_another_seed_anot
 
 
 @pytest.mark.slow
-def test_every_step_is_logged_once_and_progress_and_complete_checkpoints_are_on_disk(trained):
+def test_each_step_is_logged_once_with_checkpoints_on_disk(trained):
     metrics = load_metrics(trained / "metrics.jsonl")
     assert metrics["step"].tolist() == [1, 2, 3, 4, 5, 6]
     assert {"reward", "completions/mean_length", "completions/clipped_ratio", "loss"} <= set(metrics)
@@ -73,7 +73,7 @@ def test_every_step_is_logged_once_and_progress_and_complete_checkpoints_are_on_
 
 
 @pytest.mark.slow
-def test_every_completion_is_recorded_with_what_was_asked_and_what_it_earned(trained):
+def test_every_completion_is_recorded_with_prompt_and_reward(trained):
     table = Run(trained).completions
     assert table.groupby("step").size().tolist() == [8] * 6
     assert table["reward"].tolist() == length_reward()(table["completion"].tolist())
@@ -82,7 +82,7 @@ def test_every_completion_is_recorded_with_what_was_asked_and_what_it_earned(tra
 
 
 @pytest.mark.slow
-def test_a_training_cut_after_its_checkpoint_goes_on_as_if_never_cut(trained, tmp_path):
+def test_a_training_cut_after_a_checkpoint_goes_on_as_if_uncut(trained, tmp_path):
     shutil.copytree(trained, tmp_path / "cut")
     # As a kill in step 6 leaves it: checkpoint 4 is the last complete one, step 6 is half logged.
     (tmp_path / "cut/checkpoints/checkpoint-6/complete.json").unlink()
@@ -100,7 +100,7 @@ def test_a_training_cut_after_its_checkpoint_goes_on_as_if_never_cut(trained, tm
 
 @pytest.mark.rare
 @pytest.mark.slow
-def test_a_run_killed_in_the_middle_of_training_is_resumed_with_every_step_logged_once(starter_folder, tmp_path):
+def test_a_killed_run_resumes_with_every_step_logged_once(starter_folder, tmp_path):
     notebook = write_notebook(tmp_path / "trains.ipynb", TRAINS)
     arguments = ["run", str(notebook), "-q", "--runs-dir", str(tmp_path / "runs")]
     command = [sys.executable, "-m", "workbench", *arguments]
@@ -132,7 +132,7 @@ def logged(folder) -> int:
 @pytest.mark.slow
 @pytest.mark.rare
 @pytest.mark.parametrize("g", [4, 16])
-def test_two_processes_keep_groups_whole_also_where_a_group_spans_both(g, tmp_path):
+def test_two_processes_keep_groups_whole_even_if_one_spans_both(g, tmp_path):
     in_two_processes("group_processes.py", tmp_path, str(g))
     run = Run(tmp_path)
     assert run.metrics["step"].tolist() == [1, 2, 3, 4]
@@ -161,13 +161,13 @@ def small_trainer(reward_funcs, record_dir, **fields):
 
 
 @pytest.mark.slow
-def test_a_trainer_without_a_reward_is_refused_in_trl_s_own_words(tmp_path):
+def test_a_trainer_without_a_reward_is_refused_in_trls_words(tmp_path):
     with pytest.raises(ValueError, match="No reward source provided"):
         small_trainer(None, tmp_path)
 
 
 @pytest.mark.slow
-def test_every_completion_is_recorded_where_a_step_generates_several_times(tmp_path):
+def test_all_completions_of_several_generations_are_recorded(tmp_path):
     fields = {"gradient_accumulation_steps": 4, "steps_per_generation": 2}
     trainer = small_trainer(length_reward(20), tmp_path, **fields)
     trainer.train()
@@ -190,7 +190,7 @@ def bare(sampled=(), logprobs=()) -> GRPOTrainer:
     return trainer
 
 
-def test_copies_far_beyond_chance_are_refused_and_rows_of_several_turns_are_not_judged_by_their_last():
+def test_copies_beyond_chance_fail_but_not_those_of_a_last_turn():
     copies = [[5, 6, 7], [5, 6, 7], [8], [9]]
     with pytest.raises(GroupError, match=r"groups \[0\]: the 2 completions of each group are equal"):
         bare(copies, [[-20.0] * 3, [-20.0] * 3, [-1.0], [-1.0]])._log_groups(copies)
@@ -231,7 +231,7 @@ def test_a_watch_records_what_was_sampled_behind_an_end(monkeypatch):
     assert token_columns(trainer, [[3]], kept) == stock | {"sampled_ids": [[5, eos, 6]]}
 
 
-def test_rows_without_a_prompt_which_an_environment_owns_are_grouped_as_rows():
+def test_environment_rows_without_a_prompt_are_grouped_as_rows():
     a, b = {"environment": "a"}, {"environment": "b"}
     bare()._check_groups([a, a, b, b])
     with pytest.raises(GroupError, match="group 0"):
@@ -278,7 +278,7 @@ def test_a_generation_that_is_held_does_not_change(tmp_path):
 
 
 @pytest.mark.slow
-def test_a_training_cut_after_its_last_checkpoint_trains_no_step_more_and_says_so(tmp_path, capsys):
+def test_a_training_cut_after_its_last_checkpoint_trains_no_more(tmp_path, capsys):
     fields = {"max_steps": 2, "save_steps": 1}
     train(tmp_path, **fields)
     progress = read_json(tmp_path / "progress.json", {})
@@ -293,7 +293,7 @@ def test_a_training_cut_after_its_last_checkpoint_trains_no_step_more_and_says_s
 
 @pytest.mark.slow
 @pytest.mark.parametrize("asked_to_stop", [False, True])
-def test_a_training_that_is_resumed_at_its_end_returns_and_trains_nothing(tmp_path, asked_to_stop):
+def test_a_training_resumed_at_its_end_trains_nothing(tmp_path, asked_to_stop):
     """A script of `train(resume_from_checkpoint=True)` and `save_model` is started again on a cluster."""
     args = {"save_strategy": "steps", "save_steps": 1, "max_steps": 2, "output_dir": str(tmp_path / "out")}
     for again in (False, True):

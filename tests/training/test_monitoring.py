@@ -23,7 +23,7 @@ PADDING = ["padding/max_difference", "padding/mean_difference"]
 
 
 @pytest.mark.parametrize("explicit", [True, False])
-def test_padding_consistency_lands_in_the_runs_metrics_every_n_steps(explicit, tmp_path):
+def test_padding_consistency_is_in_the_metrics_every_n_steps(explicit, tmp_path):
     recipe = make_recipe(**RECIPE.__dict__ | {"max_steps": 5})
     options = {"explicit_positions": explicit, "monitor_every": 2, "disable_dropout": True}
     train(recipe, reward_funcs=length_reward(), record_dir=tmp_path, **options)
@@ -77,7 +77,7 @@ def test_what_padding_lowers_and_what_it_raises_do_not_cancel(monkeypatch):
     assert measured["padding/mean_difference"] == pytest.approx(2 / 3)
 
 
-def test_data_that_stream_are_probed_and_a_trainer_that_is_not_scored_is_refused_when_it_is_attached():
+def test_streamed_data_are_probed_and_unscored_trainers_refused():
     trainer = make(GRPOTrainer)
     known = prompts_of_all_lengths(trainer)
     trainer.train_dataset = trainer.train_dataset.to_iterable_dataset()
@@ -99,7 +99,7 @@ def test_a_probe_that_cannot_show_padding_is_refused(probe, every, message):
         PaddingMonitor(None, *probe, every=every)
 
 
-def test_what_is_logged_of_completions_says_how_many_differ_and_what_was_really_cut():
+def test_logs_count_completions_that_differ_and_that_were_cut():
     ends = {"finish_reason": ["stop", "length"], "trl_finish_reason": ["length"] * 2, "completion_tokens": [3, 5]}
     rows = {"completion": ["a", "a"], **ends, "sampled_tokens": [11, 5]}
     metrics = completion_metrics(rows)
@@ -120,7 +120,7 @@ def on_vllm():
     return conftest.on_vllm("mismatch_engine")
 
 
-def test_of_a_vllm_rollout_the_padding_part_is_large_and_the_engines_is_rounding(on_vllm, record_property):
+def test_on_vllm_the_padding_part_is_large_the_engines_rounding(on_vllm, record_property):
     parts = on_vllm["rollout"]
     for name, value in parts.items():
         record_property(name, value)
@@ -134,7 +134,7 @@ def test_with_position_ids_only_rounding_is_left_of_it(on_vllm):
     assert on_vllm["explicit"] < 1e-4
 
 
-def test_ratios_of_grpo_on_vllm_are_logged_raw_and_are_one_with_position_ids_only(on_vllm):
+def test_raw_ratios_of_grpo_on_vllm_are_1_only_with_position_ids(on_vllm):
     (implicit, _), (explicit, _) = on_vllm["live, implicit"], on_vllm["live, explicit"]
     assert len(implicit) == len(explicit) == 2  # steps
     for line in explicit:

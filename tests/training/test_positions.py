@@ -53,7 +53,7 @@ def test_the_stock_trainer_scores_left_padded_rows_wrong(kind, sampled, record_p
 
 
 @EACH
-def test_the_workbench_scores_left_padded_rows_as_they_were_sampled(kind, sampled, record_property):
+def test_the_workbench_scores_left_padded_rows_as_sampled(kind, sampled, record_property):
     difference = furthest(make(OURS[kind]), sampled)
     record_property("largest difference, nats", difference)
     assert difference < EXACT
@@ -109,7 +109,7 @@ def right(ids, mask) -> bool:
 
 
 @EACH
-def test_every_forward_pass_of_a_training_step_gets_each_texts_own_positions(kind):
+def test_every_forward_pass_of_a_step_gets_each_texts_positions(kind):
     calls = trained_positions(make(OURS[kind]))
     expected = {"policy", "reference"} | ({"value"} if kind == "PPO" else set())
     assert {part for part, _, _ in calls} == expected
@@ -124,7 +124,7 @@ def test_the_stock_trainers_passes_get_none(kind):
     assert all(ids is None for _, ids, _ in calls)
 
 
-def test_a_resumed_run_scores_with_position_ids_and_repeats_the_whole_one(tmp_path):
+def test_a_resumed_run_with_position_ids_repeats_the_whole_one(tmp_path):
     fields = {"disable_dropout": True, "save_steps": 2, "max_steps": 4}
     logs = {}
     for name, checkpoint in (("whole", None), ("resumed", tmp_path / "whole" / "checkpoint-2")):
@@ -140,7 +140,7 @@ def test_a_resumed_run_scores_with_position_ids_and_repeats_the_whole_one(tmp_pa
     assert not fills_position_ids(saved)  # part of the trainer, not of what is saved
 
 
-def test_a_model_that_is_hooked_already_is_refused_where_the_original_is_asked_for():
+def test_a_hooked_model_is_refused_where_the_original_is_asked():
     model = load()
     with_position_ids(model)
     with pytest.raises(ParameterError, match="explicit_positions=False: the model has a hook of with_position_ids"):
@@ -153,7 +153,7 @@ def test_a_model_that_is_hooked_already_is_refused_where_the_original_is_asked_f
 
 @OF_POLICY
 @pytest.mark.parametrize("fails", [False, True], ids=["ends", "fails"])
-def test_the_user_s_model_has_a_hook_only_while_the_trainer_works(kind, fails):
+def test_the_users_model_has_a_hook_only_while_the_trainer_works(kind, fails):
     model, seen = load(), []
 
     def reward(completions, **_):

@@ -56,7 +56,7 @@ def train(tmp_path, starter_folder):
 
 
 @pytest.mark.parametrize("label", daily(LABELS, "eos", "two of each"))
-def test_generation_ends_with_the_longest_row_and_every_row_at_its_stop(label, train, starter_folder):
+def test_generation_ends_with_the_longest_row_each_at_its_stop(label, train, starter_folder):
     tokenizer = AutoTokenizer.from_pretrained(starter_folder)
     spec = specs(tokenizer)[label]
 
@@ -71,7 +71,7 @@ def test_generation_ends_with_the_longest_row_and_every_row_at_its_stop(label, t
     assert (cut["completion_tokens"] == LIMIT).all()
 
 
-def test_rows_that_end_early_are_trained_up_to_their_end_and_scored_as_if_alone(tmp_path, monkeypatch):
+def test_short_rows_train_up_to_their_end_and_score_as_if_alone(tmp_path, monkeypatch):
     from workbench.experiments.train import train
     from workbench.training.ppo import PPOTrainer
 
@@ -100,7 +100,7 @@ def test_rows_that_end_early_are_trained_up_to_their_end_and_scored_as_if_alone(
 
 
 @pytest.mark.rare
-def test_legacy_mode_runs_to_the_limit_and_gives_the_same_truncated_tokens(train, starter_folder):
+def test_legacy_mode_runs_to_the_limit_and_keeps_the_same_tokens(train, starter_folder):
     rule = StopRule(StopSpec(), AutoTokenizer.from_pretrained(starter_folder))
     named = {"legacy": StopSpec.never(), "stop": StopSpec()}
     trainers = {name: train(name, stops)[0] for name, stops in named.items()}
@@ -161,7 +161,7 @@ def test_stock_writes_none_over_the_eos_of_the_policy(tmp_path, starter_folder):
     assert trainer.policy_model.generation_config.eos_token_id is None
 
 
-def test_the_missing_eos_penalty_falls_on_rows_that_no_configured_stop_ended(train, starter_folder):
+def test_the_missing_eos_penalty_falls_on_rows_without_any_stop(train, starter_folder):
     tokenizer = AutoTokenizer.from_pretrained(starter_folder)
     spec = StopSpec(stop_token_ids=(tokenizer.encode(" of")[0],), ignore_eos=True)
 
@@ -172,7 +172,7 @@ def test_the_missing_eos_penalty_falls_on_rows_that_no_configured_stop_ended(tra
     assert ((table["reward"] < -500) == (table["finish_reason"] == "length")).all()
 
 
-def test_stock_penalises_every_row_that_ended_at_a_custom_stop_id(tmp_path, starter_folder, monkeypatch):
+def test_stock_penalises_rows_that_ended_at_a_custom_stop_id(tmp_path, starter_folder, monkeypatch):
     tokenizer = AutoTokenizer.from_pretrained(starter_folder)
     period = tokenizer.encode(".")[0]
     trainer = stock_trainer(tmp_path, starter_folder, stop_token_id=period, missing_eos_penalty=1000.0)
@@ -193,7 +193,7 @@ def test_stock_penalises_every_row_that_ended_at_a_custom_stop_id(tmp_path, star
 
 
 @pytest.mark.rare
-def test_rewards_land_at_the_same_index_as_in_a_run_padded_to_the_limit(train, starter_folder, monkeypatch):
+def test_rewards_land_at_the_index_of_a_run_padded_to_the_limit(train, starter_folder, monkeypatch):
     from workbench.training.ppo import PPOTrainer
 
     def short_rows(seed):
@@ -214,7 +214,7 @@ def test_rewards_land_at_the_same_index_as_in_a_run_padded_to_the_limit(train, s
     assert short == pytest.approx(run.metrics["loss/value_avg"][0], rel=1e-5)
 
 
-def test_before_the_first_update_a_minimum_of_tokens_moves_no_ratio_and_no_kl(train):
+def test_before_updates_a_minimum_length_moves_no_ratio_or_kl(train):
     """TRL takes its old log-probs from scores, in which stops are banned up to the minimum."""
     _, run = train("run", StopSpec(min_tokens=8), learning_rate=0.0, num_ppo_epochs=1)
     assert run.completions["completion_tokens"].min() > 8
@@ -245,7 +245,7 @@ def train_on_search(record_dir, reward_funcs, steps=UPDATES, **options):
     return train_ppo(recipe, record_dir=record_dir, reward_funcs=reward_funcs, **options), Run(record_dir)
 
 
-def test_reward_functions_get_the_rows_that_they_score_with_their_columns(tmp_path):
+def test_reward_functions_get_the_scored_rows_with_their_columns(tmp_path):
     seen = []
 
     def matching(prompts, completions, completion_ids, answer, trainer_state, **_):
@@ -267,7 +267,7 @@ def test_reward_functions_get_the_rows_that_they_score_with_their_columns(tmp_pa
     assert all(trainer.processing_class.pad_token_id not in row for row in ids)
 
 
-def test_the_reward_is_the_weighted_sum_and_each_function_has_its_column_and_metric(tmp_path):
+def test_the_reward_is_weighted_and_each_function_has_its_metric(tmp_path):
     from workbench import exact_match_reward
 
     exact = exact_match_reward("answer")
@@ -283,7 +283,7 @@ def test_the_reward_is_the_weighted_sum_and_each_function_has_its_column_and_met
     assert metrics["reward"].tolist() == metrics["objective/scores"].tolist()
 
 
-def test_an_update_makes_rewarded_completions_likelier_than_the_others(tmp_path, starter_folder):
+def test_an_update_makes_rewarded_completions_likelier(tmp_path, starter_folder):
     from ppo_parts import train_ppo
 
     rows = []
@@ -303,7 +303,7 @@ def test_an_update_makes_rewarded_completions_likelier_than_the_others(tmp_path,
     assert len(rows) == BATCH and rewarded > 0 > others
 
 
-def test_the_penalty_for_a_missing_stop_falls_on_the_sum_of_the_functions(tmp_path):
+def test_the_penalty_for_a_missing_stop_falls_on_the_sum(tmp_path):
     def completions(seed):
         own = {"missing_eos_penalty": 1000.0, "response_length": 8, "seed": seed}
         return train_on_search(tmp_path, characters, **own)[1].completions
@@ -313,7 +313,7 @@ def test_the_penalty_for_a_missing_stop_falls_on_the_sum_of_the_functions(tmp_pa
     assert rows["reward"].tolist() == pytest.approx(expected.tolist())
 
 
-def test_rows_sampled_for_evaluation_are_scored_with_their_own_columns_and_not_recorded(tmp_path):
+def test_evaluation_rows_have_their_columns_and_are_not_recorded(tmp_path):
     seen = []
 
     def matching(prompts, completions, answer, **_):
@@ -330,7 +330,7 @@ def test_rows_sampled_for_evaluation_are_scored_with_their_own_columns_and_not_r
     assert len(run.completions) == before
 
 
-def test_samples_for_evaluation_in_the_middle_of_a_training_leave_it_as_it_was(tmp_path):
+def test_samples_for_evaluation_leave_the_training_as_it_was(tmp_path):
     """TRL's default: ten times in a training, from within `train`."""
     options = {"eval_strategy": "no", "missing_eos_penalty": 1.0, "steps": 3}
     plain = train_on_search(tmp_path / "plain", characters, **options)
@@ -341,7 +341,7 @@ def test_samples_for_evaluation_in_the_middle_of_a_training_leave_it_as_it_was(t
     assert run.metrics["reward"].iloc[0] == plain[1].metrics["reward"].iloc[0]
 
 
-def test_rewards_may_be_tensors_and_arrays_and_asynchronous_functions_are_refused(tmp_path):
+def test_tensors_and_arrays_are_rewards_async_functions_are_not(tmp_path):
     def as_tensor(completions, **_):
         return torch.tensor([float(len(text)) for text in completions])
 
@@ -411,7 +411,7 @@ def test_weights_without_functions_are_refused(tmp_path):
         train_on_search(tmp_path / "run", "random weights", reward_weights=[1.0])
 
 
-def test_an_odd_reward_ends_the_training_with_its_row_and_keeps_what_was_recorded(tmp_path):
+def test_an_odd_reward_ends_the_training_and_keeps_the_record(tmp_path):
     def odd(completions, trainer_state, **_):
         return [float("nan") if trainer_state.global_step and n == 3 else 1.0 for n in range(len(completions))]
 

@@ -30,7 +30,7 @@ def config(processes: int = 1, output_dir: str = "none") -> SimpleNamespace:
     return SimpleNamespace(**batch, world_size=processes, process_index=0, output_dir=output_dir)
 
 
-def test_rows_in_pieces_are_all_recorded_and_a_column_of_one_piece_is_empty_elsewhere(tmp_path):
+def test_rows_in_pieces_are_recorded_with_missing_columns_empty(tmp_path):
     recorder = Recorder(tmp_path)
     recorder.add_completions(1, {"completion": ["a"], "parsed": [1.0]})
     recorder.add_completions(1, {"completion": ["b"], "seen": ["x"]})
@@ -58,7 +58,7 @@ def test_progress_is_printed_once(tmp_path, capsys, bar):
 
 
 @pytest.mark.slow
-def test_an_evaluation_is_logged_without_the_completions_of_the_step_and_leaves_the_curve_whole(tmp_path):
+def test_an_evaluation_logs_no_completions_and_keeps_the_curve(tmp_path):
     batch = {"num_generations": 2, "per_device_train_batch_size": 4}
     recipe = make_recipe("starter", max_steps=2, max_completion_length=4, **batch)
     how = {"eval_strategy": "steps", "eval_steps": 1, "per_device_eval_batch_size": 4, "save_strategy": "no"}
@@ -95,7 +95,7 @@ def test_recorded_numbers_are_in_tensorboard_too(kind, tmp_path):
             assert logged[f"train/{name}"][line["step"]] == pytest.approx(value, rel=1e-6), name
 
 
-def test_a_prompt_of_messages_is_all_of_their_texts_and_an_image_its_kind():
+def test_a_prompt_of_messages_is_its_texts_and_kinds_of_images():
     """TRL 1.16 logs messages; the last one alone made prompts equal, and the address of an image made them differ."""
     parts = [{"type": "image", "image": object()}, {"type": "text", "text": "What is it?"}]
     asked = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": parts}]
@@ -130,7 +130,7 @@ def test_a_folder_must_be_a_path_that_can_be_written(tmp_path):
 
 
 @pytest.mark.slow
-def test_a_trainer_of_one_s_own_leaves_what_the_audit_asks_of_its_settings(tmp_path):
+def test_a_trainer_of_ones_own_leaves_the_settings_for_the_audit(tmp_path):
     batch = {"num_generations": 2, "per_device_train_batch_size": 4}
     recipe = make_recipe("starter", max_steps=1, max_completion_length=4, **batch)
     args = grpo_config(recipe, tmp_path / "trl", reward_weights=[2.0], save_strategy="no")
@@ -154,7 +154,7 @@ def test_a_trainer_without_a_recipe_describes_itself(kind, tmp_path):
     assert (facts["max_completion_length"], damage) == (12, [])
 
 
-def test_a_resumed_training_counts_the_seconds_up_to_its_checkpoint_though_the_last_log_is_older(tmp_path):
+def test_a_resumed_training_counts_the_seconds_to_its_checkpoint(tmp_path):
     args = config(output_dir=str(tmp_path / "trainer"))
     (tmp_path / "trainer" / "checkpoint-3").mkdir(parents=True)
     state = SimpleNamespace(global_step=0, max_steps=9, is_world_process_zero=True)
@@ -193,7 +193,7 @@ def test_a_checkpoint_counts_once_all_of_it_is_on_the_disk(tmp_path, monkeypatch
     assert last_checkpoint(checkpoint.parent) is None
 
 
-def test_trainings_that_differ_in_model_batch_or_temperature_are_no_seeds_of_one_experiment(tmp_path):
+def test_another_model_batch_or_temperature_is_not_another_seed(tmp_path):
     """Of a notebook that was edited between its runs: their parameters are the same."""
     runs = []
     for n, (model, temperature, batch) in enumerate([("starter", 1.0, 4), ("starter", 0.3, 4), ("starter-gpt2", 1.0, 4),

@@ -41,7 +41,7 @@ def test_an_odd_answer_is_an_error_that_names_function_and_row(values, message):
         validated(answering(values))(completions=TEXTS)
 
 
-def test_an_error_of_a_function_keeps_its_type_and_names_the_function():
+def test_a_functions_error_keeps_its_type_and_names_the_function():
     calls = []
 
     def picky(completions, **_):
@@ -53,7 +53,7 @@ def test_an_error_of_a_function_keeps_its_type_and_names_the_function():
     assert caught.value.__notes__ == ["raised by the reward function picky"] and len(calls) == 1
 
 
-def test_models_their_names_and_asynchronous_functions_are_left_to_trl():
+def test_models_their_names_and_async_functions_are_left_to_trl():
     async def later(completions, **_):
         return [0.0]
 

@@ -16,22 +16,22 @@ TEXTS = ["", "exactly twenty chars", "x" * 100]
 CHAT = [[{"role": "assistant", "content": text}] for text in TEXTS]
 
 
-def test_exact_match_strips_white_space_and_compares_with_the_column():
+def test_exact_match_compares_stripped_text_with_the_column():
     assert exact_match_reward()([" 4\n", "5", "4"], answer=["4", "4", 4]) == [1.0, 0.0, 1.0]
 
 
-def test_exact_match_without_its_column_names_the_columns_there_are():
+def test_exact_match_without_its_column_names_those_there_are():
     with pytest.raises(ParameterError, match=r"'answer'.*\['prompts', 'solution'\]"):
         exact_match_reward()(["4"], prompts=["2+2"], solution=["4"])
 
 
-def test_the_length_reward_is_the_documented_one_its_sign_wrong_version_the_opposite_and_a_chat_counts_as_its_text():
+def test_the_length_reward_is_the_documented_one_also_for_a_chat():
     assert length_reward()(TEXTS) == length_reward()(CHAT) == [-20.0, 0.0, -80.0]
     assert length_reward(sign=1)(TEXTS) == [20.0, 0.0, 80.0]
 
 
 @pytest.mark.parametrize("make, name", [(length_reward, "reward_len"), (exact_match_reward, "reward_exact_match")])
-def test_a_reward_takes_trl_s_extra_keywords_and_has_a_name_for_its_metrics(make, name):
+def test_a_reward_takes_trls_extra_keywords_and_names_its_metric(make, name):
     reward = make()
     values = reward(prompts=["p"], completions=["c"], completion_ids=[[1]], trainer_state=None, answer=["c"])
     assert [type(v) for v in values] == [float] and reward.__name__ == name
@@ -284,7 +284,7 @@ def test_what_a_function_is_made_with_makes_it_another():
     assert describe_reward(partial(base, target=1)) != describe_reward(partial(base, target=9))
 
 
-def test_a_function_over_a_name_that_has_no_value_yet_is_described():
+def test_a_function_over_a_name_without_a_value_is_described():
     def reward(completions, **_):
         return [later] * len(completions)
 

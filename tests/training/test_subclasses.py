@@ -131,7 +131,7 @@ def test_trl_names_what_a_rollout_lacks_and_it_stays_as_it_is():
     assert given == {"prompt_ids": [], "completion_ids": []}
 
 
-def test_a_checkpoint_that_a_subclass_stores_elsewhere_ends_nothing(tmp_path):
+def test_a_checkpoint_a_subclass_stores_elsewhere_ends_nothing(tmp_path):
     class Elsewhere(OURS["GRPO"]):
         stored = 0
 
@@ -166,7 +166,7 @@ def test_a_generator_is_an_answer_like_a_list():
     assert trainer.state.log_history[0]["reward"] > 0
 
 
-def test_an_early_stop_or_error_leaves_no_file_of_the_record_open(tmp_path):
+def test_an_early_stop_or_error_leaves_no_record_file_open(tmp_path):
     def breaks(completions, **_):
         raise RuntimeError("no server")
 
@@ -176,7 +176,7 @@ def test_an_early_stop_or_error_leaves_no_file_of_the_record_open(tmp_path):
     assert trainer.recorder._file is None
 
 
-def test_a_generate_of_ones_own_gets_no_argument_it_does_not_know():
+def test_a_generate_of_ones_own_gets_no_unknown_argument():
     trainer = built(OURS["GRPO"])
     whole = trainer.model.generate
 

@@ -28,7 +28,7 @@ def greedy_ids(url):
     return requests.post(f"{url}/v1/completions", json=body, timeout=600).json()["choices"][0]["token_ids"]
 
 
-def test_a_server_that_does_not_reload_is_named_with_what_it_lacks(starter_folder, tmp_path):
+def test_a_server_that_cannot_reload_says_what_it_lacks(starter_folder, tmp_path):
     model = AutoModelForCausalLM.from_pretrained(starter_folder)
     with pytest.raises(RunError, match=r"127\.0\.0\.1:9 did not reload the weights.*VLLM_SERVER_DEV_MODE=1"):
         reload_server(client("http://127.0.0.1:9"), model.named_parameters(), model.config, tmp_path)
@@ -51,7 +51,7 @@ def test_a_server_samples_from_the_weights_it_was_given(vllm_server, starter_fol
 
 @pytest.mark.rare
 @needs_no_gpu
-def test_a_head_tied_to_the_embedding_is_reloaded_on_a_server_too():
+def test_a_head_tied_to_the_embedding_reloads_on_a_server_too():
     gpt2 = {"SAMPLER_FAULTS_MODEL": "starter-gpt2"}  # vLLM ties its head by another way than Qwen's, up to 0.30
     got = result_of("sampler_faults.py", "server", "2", "clean, stock", env=gpt2)["clean, stock"]
     assert [(cause, difference < 1e-5) for _, cause, _, _, difference, _ in got["verdicts"]] == [("in sync", True)] * 2
@@ -70,7 +70,7 @@ class Unextended(http.server.BaseHTTPRequestHandler):
 
 
 @pytest.mark.parametrize("tied", [True, False])
-def test_a_server_that_cannot_reload_a_tied_head_is_named_with_what_it_lacks(tied, tmp_path):
+def test_a_server_that_reloads_no_tied_head_says_what_it_lacks(tied, tmp_path):
     config = GPT2Config(tie_word_embeddings=tied)
     with http.server.HTTPServer(("127.0.0.1", 0), Unextended) as server, warnings.catch_warnings(record=True) as said:
         warnings.simplefilter("always")

@@ -87,7 +87,7 @@ def test_the_workbench_counts_it_as_stopped(kind, on_vllm):
 
 
 @GRPO_AND_RLOO
-def test_stock_masks_the_whole_stopped_batch_and_trains_on_nothing_without_a_word(kind, on_vllm):
+def test_stock_masks_a_whole_stopped_batch_without_a_word(kind, on_vllm):
     got = on_vllm[f"stock {kind}"]
     assert [len(row) for row in got["trained"]] == [0] * len(got["ids"])
     assert got["log"]["grad_norm"] == 0
@@ -154,7 +154,7 @@ def test_the_workbench_trains_on_no_pad():
     assert completion_metrics(got)["mean_length"] == pytest.approx(sum(got["lengths"]) / len(got["lengths"]))
 
 
-def test_stock_takes_padded_rows_for_ended_and_masks_the_longest_which_did_end():
+def test_stock_takes_padded_rows_as_ended_and_masks_the_longest():
     got = stopped_by_id("stock", masked=True)
     longest = [length == max(got["lengths"]) for length in got["lengths"]]
     assert completion_metrics(got)["clipped_ratio"] == pytest.approx(sum(longest) / len(longest))
@@ -167,14 +167,14 @@ def test_the_workbench_finds_and_keeps_the_end_of_every_row():
     assert [len(row) for row in got["trained"]] == got["lengths"]
 
 
-def test_stock_trains_on_one_eos_a_row_that_was_never_sampled_when_pad_is_eos():
+def test_if_pad_is_eos_stock_trains_on_one_eos_never_sampled():
     got, eos = stopped_by_id("stock", pad_is_eos=True), tokenizer().eos_token_id
     shorter = [length < max(got["lengths"]) for length in got["lengths"]]
     assert any(shorter)
     assert [row.count(eos) for row in got["trained"]] == [int(s) for s in shorter]
 
 
-def test_the_workbench_trains_on_sampled_tokens_only_when_pad_is_eos():
+def test_if_pad_is_eos_the_workbench_trains_on_sampled_tokens():
     got, eos = stopped_by_id("ours", pad_is_eos=True), tokenizer().eos_token_id
     assert [len(row) for row in got["trained"]] == got["lengths"]
     assert not any(eos in row for row in got["trained"])
@@ -252,7 +252,7 @@ def test_stock_falls_over_an_empty_completion():
 
 @pytest.mark.filterwarnings("ignore:You are using 'rollout_func'")
 @pytest.mark.parametrize("masked", [False, True])
-def test_in_the_workbench_an_empty_completion_is_scored_and_trains_nothing(masked):
+def test_in_the_workbench_an_empty_completion_trains_nothing(masked):
     fields = {"mask_truncated_completions": masked}
     got = one_step("ours", "GRPO", fields, rollout_func=one_empty)
     full = len(one_empty(["?"] * 32, None)["completion_ids"][0])
@@ -277,7 +277,7 @@ def ppo_masks(monkeypatch):
 
 @needs_ppo
 @pytest.mark.parametrize("pad_is_eos", [True, False])
-def test_stock_ppo_keeps_eos_out_of_its_policy_loss_when_pad_is_eos(
+def test_if_pad_is_eos_stock_ppo_keeps_eos_out_of_the_loss(
     pad_is_eos, ppo_masks, tmp_path, starter_folder, monkeypatch
 ):
     from trl.experimental.ppo import ppo_trainer
@@ -388,7 +388,7 @@ class OwnTokenizer(PreTrainedTokenizerFast):
 
 
 @pytest.mark.parametrize("kind", CONFIGS)
-def test_a_tokenizer_with_code_of_its_own_is_read_only_where_that_is_trusted(kind, starter_folder, tmp_path):
+def test_a_tokenizer_with_its_own_code_is_read_only_if_trusted(kind, starter_folder, tmp_path):
     need(find_spec("vllm"), "vLLM, for which it is read")
     shutil.copytree(starter_folder, tmp_path / "own")
     (tmp_path / "own" / "own_tokenizer.py").write_text(TOKENIZER_CODE)
@@ -408,7 +408,7 @@ def test_a_tokenizer_with_code_of_its_own_is_read_only_where_that_is_trusted(kin
 
 @pytest.mark.parametrize("keep", [True, False])
 @GRPO_AND_RLOO
-def test_conversational_reward_functions_see_the_marker_when_it_is_kept(kind, keep):
+def test_conversational_reward_functions_see_the_marker_if_kept(kind, keep):
     from datasets import Dataset
 
     from workbench.experiments.toys.search_task import search_prompts

@@ -13,7 +13,7 @@ from workbench.trl_release import NEWEST, OLDEST, check_trl
 
 
 @pytest.mark.parametrize("found", [OLDEST, "1.12.1", "1.13.0", "1.14.2", NEWEST, "1.16.3", "1.16.0rc1"])
-def test_a_release_between_the_tested_ones_is_taken_without_a_word(found):
+def test_a_release_between_the_tested_ones_gives_no_warning(found):
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         check_trl(found)
@@ -33,7 +33,7 @@ def test_a_newer_one_is_named_in_a_warning(found):
 
 @pytest.mark.rare
 @pytest.mark.slow
-def test_all_is_imported_at_once_and_where_trl_has_no_ppo_that_says_which_release_to_take():
+def test_all_is_imported_and_a_missing_ppo_names_its_release():
     # TRL 1.12 cannot import a vLLM after 0.27.1.
     code = """
 from workbench.lab.late_vllm import import_vllm_late

@@ -25,7 +25,7 @@ def told(folder, every):
     return found
 
 
-def test_masked_stops_are_told_at_the_first_step_that_proves_them_and_once():
+def test_masked_stops_are_shown_once_at_the_first_step_of_proof():
     found = told("masked_stops", every=6)
     assert set(found) == {"masked-stops", "false-clipping"}
     assert found["masked-stops"] == 13  # the first step whose rows are all masked
@@ -36,7 +36,7 @@ def test_of_its_healthy_twin_only_the_false_metric_is_told():
 
 
 @pytest.mark.parametrize("steps, expected", [(21, []), (60, ["collapse"])])
-def test_a_course_is_told_when_it_is_found_twice_in_a_row_and_not_from_a_few_steps(tmp_path, steps, expected):
+def test_a_course_is_shown_once_it_is_found_twice_in_a_row(tmp_path, steps, expected):
     rows = [{"step": n + 1, "reward": 0.8 - 0.01 * n + 0.02 * (n % 3), "grad_norm": 0.3} for n in range(steps)]
     warnings, rules = Warnings(tmp_path), []
     for n in range(1, steps + 1, 4):
@@ -53,7 +53,7 @@ def test_a_full_disk_ends_the_watch_and_not_the_training(capsys, tmp_path):
     assert "the watch is off, the training goes on: OSError" in capsys.readouterr().err
 
 
-def test_warnings_are_alerts_where_the_trainer_reports_and_one_that_fails_is_dropped(monkeypatch):
+def test_warnings_are_alerts_and_a_tracker_that_fails_is_dropped(monkeypatch):
     raised = []
 
     def tracker(fails):

@@ -9,7 +9,7 @@ from workbench.consistency.padding_report import _text_logits, attention_kernel,
 
 @pytest.mark.parametrize("side", ["left", "right"])
 @pytest.mark.parametrize("batch_size, copies", [(1, 1), (2, 1), (3, 1), (1, 4)])
-def test_each_token_of_each_text_is_seen_once_with_the_logits_of_the_plain_forward_pass(side, batch_size, copies):
+def test_each_token_is_seen_once_with_plain_forward_pass_logits(side, batch_size, copies):
     model, places, found = tiny("llama"), [], []
 
     def see(at, logits):
@@ -29,7 +29,7 @@ def test_what_a_model_does_with_position_ids():
     assert use_of_positions(tiny("bloom"), TEXTS[0]) != "uses them"
 
 
-def test_another_kernel_is_there_inside_the_block_alone_also_after_an_error():
+def test_another_kernel_is_there_in_the_block_only_even_on_error():
     model = tiny("llama")
     before = model.config._attn_implementation
     other = "eager" if before == "sdpa" else "sdpa"

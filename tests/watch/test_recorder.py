@@ -46,7 +46,7 @@ WATCHED = [(trl.GRPOTrainer, {}), (trl.GRPOTrainer, TWO_OF_EACH), (trl.RLOOTrain
 
 
 @pytest.mark.parametrize("cls, options", daily(WATCHED, trl.GRPOTrainer))
-def test_a_watched_run_has_the_numbers_of_an_unwatched_one_and_is_recorded(cls, options):
+def test_a_watched_run_is_recorded_with_unchanged_numbers(cls, options):
     plain = stock(cls, **options)
     plain.train()
     watched = stock(cls, **options)
@@ -105,7 +105,7 @@ def test_masked_stops_are_named_while_run_trains_and_after(capfd):
 
 
 @pytest.mark.parametrize("broken", daily(["_keep", "_look", "begin"], "_keep"))
-def test_an_error_of_the_watch_is_reported_once_and_the_training_goes_on(broken, capfd, monkeypatch):
+def test_an_error_of_the_watch_is_reported_once_and_ends_nothing(broken, capfd, monkeypatch):
     trainer = stock(max_steps=2)
     watch = attach_watch(trainer, every=1)
 
@@ -121,7 +121,7 @@ def test_an_error_of_the_watch_is_reported_once_and_the_training_goes_on(broken,
     assert trainer.state.global_step == 2 and not watch.on
 
 
-def test_where_trl_has_moved_what_is_watched_it_says_so_and_is_off(capfd, monkeypatch):
+def test_where_trl_moved_what_is_watched_it_says_so_and_is_off(capfd, monkeypatch):
     trainer = stock()
     monkeypatch.delattr(trl.GRPOTrainer, "_generate")
     assert not attach_watch(trainer).on

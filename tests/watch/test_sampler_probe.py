@@ -47,7 +47,7 @@ def check(name: str, got: dict) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", daily([*CLEAN, *CAUSES], "clean, stock", "not synced"))
-def test_in_process_a_fault_is_named_within_two_updates_and_none_is_made_up(name):
+def test_in_process_only_real_faults_are_named_in_two_updates(name):
     check(name, in_process(name in EACH_DAY)[name])
 
 
@@ -67,20 +67,20 @@ def on_a_server() -> dict:
 @pytest.mark.slow
 @pytest.mark.rare
 @pytest.mark.parametrize("name", ON_A_SERVER)
-def test_on_a_server_a_fault_is_named_within_two_updates_and_none_is_made_up(name):
+def test_on_a_server_only_real_faults_are_named_in_two_updates(name):
     check(name, on_a_server()[name])
 
 
 @pytest.mark.slow
 @pytest.mark.rare
-def test_of_a_watched_training_on_a_server_the_record_has_the_server_s_own_ends():
+def test_the_record_of_a_watch_on_a_server_has_the_servers_ends():
     found = on_a_server()["watched, masked stops"]
     assert not found["probed"] and found["logprobs"] and found["first"] == "masked-stops"
     assert set(found["finish_reason"]) == {"stop"} and found["trl_finish_reason"].count("length") > 24  # of 48
 
 
 @pytest.mark.slow
-def test_an_engine_that_is_never_synced_is_as_old_as_the_training():
+def test_a_never_synced_engine_is_as_old_as_the_training():
     assert [row[3] for row in in_process(True)["not synced"]["verdicts"]] == [0, 1, 2]
 
 
@@ -96,14 +96,14 @@ def test_sizes_and_ages_are_those_that_were_injected():
 
 
 @pytest.mark.slow
-def test_a_probed_training_samples_what_it_would_have_sampled_without():
+def test_a_probed_training_samples_as_it_would_without_a_probe():
     result = in_process(True)
     assert result["clean, stock"]["reward"] == result["not probed"]["reward"]
     assert result["clean, stock"]["entropy"] == result["not probed"]["entropy"]
 
 
 @pytest.mark.slow
-def test_a_watched_training_on_vllm_is_the_same_and_its_record_has_the_engine_s_own_ends():
+def test_watching_vllm_changes_nothing_and_records_its_ends():
     result = in_process(True)
     watched, masked = result["watched"], result["watched, masked stops"]
     assert watched["reward"] == result["not probed"]["reward"] and watched["entropy"] == result["not probed"]["entropy"]
@@ -118,7 +118,7 @@ def test_a_watched_training_on_vllm_is_the_same_and_its_record_has_the_engine_s_
 
 @pytest.mark.slow
 @pytest.mark.rare
-def test_processes_whose_engine_fails_in_one_of_them_end_the_probing_together(tmp_path):
+def test_all_processes_end_probing_if_the_engine_of_one_fails(tmp_path):
     in_two_processes("probe_in_two_processes.py", tmp_path)
     for rank in (0, 1):
         found = json.loads((tmp_path / f"rank-{rank}.json").read_text())
@@ -143,7 +143,7 @@ def test_a_trainer_without_vllm_has_nothing_to_probe():
         assert attach_sampler_probe(SimpleNamespace(args=SimpleNamespace(**fields))) is None
 
 
-def test_an_engine_of_an_unknown_kind_is_reported_and_does_not_end_the_training(capsys):
+def test_an_unknown_engine_is_reported_and_ends_no_training(capsys):
     trainer = SimpleNamespace(args=SimpleNamespace(use_vllm=True), callback_handler=SimpleNamespace(callbacks=[]))
     assert attach_sampler_probe(trainer) is None
     assert "workbench: the sampler is not probed, the training goes on: AttributeError" in capsys.readouterr().err
@@ -151,7 +151,7 @@ def test_an_engine_of_an_unknown_kind_is_reported_and_does_not_end_the_training(
         attach_sampler_probe(trainer, every=0)
 
 
-def test_a_sync_that_falls_behind_between_two_probes_is_named_at_the_step_after(monkeypatch):
+def test_a_sync_late_between_probes_is_named_at_the_next_step(monkeypatch):
     rng = np.random.default_rng(0)
     policy = list((rng.normal(size=(30, 100)) * 1e-3).cumsum(axis=0) - 3)
     state = SimpleNamespace(global_step=0)
@@ -176,7 +176,7 @@ def test_a_sync_that_falls_behind_between_two_probes_is_named_at_the_step_after(
     assert [cause in str(w.message) for w, cause in zip(warned, (UNKNOWN, LATE), strict=True)] == [True, True]
 
 
-def test_an_error_in_a_probe_ends_the_probing_and_is_reported_once(capsys):
+def test_an_error_in_a_probe_ends_probing_and_is_reported_once(capsys):
     probe = object.__new__(SamplerProbe)
     probe._trainer = SimpleNamespace(state=SimpleNamespace(global_step=3))
     probe._count, probe.seconds, probe.on = 0, 0.0, True

@@ -122,7 +122,7 @@ def late(trainer: list, n: int) -> list:
 
 @pytest.mark.parametrize("update", [1e-5, 1e-3, 0.1])
 @pytest.mark.parametrize("n", [1, 2, 5])
-def test_late_by_n_steps_is_told_from_never_as_soon_as_it_differs(n, update):
+def test_late_by_n_steps_is_separated_from_never_once_it_differs(n, update):
     trainer = policy(9, update)
     found = verdicts(trainer, late(trainer, n))
     assert found[0].cause == IN_SYNC and not found[1].decided and found[1].fault
@@ -141,27 +141,27 @@ def test_updates_of_a_warm_up_that_change_nothing_do_not_count(base):
     assert [v.cause for v in found[3:]] == [LATE, LATE]
 
 
-def test_a_sync_that_stops_in_the_middle_is_late_by_more_and_more():
+def test_a_sync_that_stops_midway_is_late_by_more_and_more():
     trainer = policy(8, 0.01)
     found = verdicts(trainer, trainer[:5] + [trainer[4]] * 3)
     assert [v.cause for v in found] == [IN_SYNC] * 5 + [LATE] * 3 and [v.steps_behind for v in found][5:] == [1, 2, 3]
 
 
-def test_a_sync_every_four_steps_that_is_one_sync_late_is_open_until_the_next_one():
+def test_one_late_sync_of_every_four_steps_is_open_till_the_next():
     trainer = policy(3, 0.01)
     probes = [Probe(4 * n, trainer[n], trainer[max(0, n - 1)]) for n in range(3)]
     found = [sampler_verdict(probes[: n + 1], start=probes[0]) for n in range(3)]
     assert [v.decided for v in found] == [True, False, True] and found[2].cause == LATE and found[2].steps_behind == 4
 
 
-def test_an_engine_without_adapters_is_told_from_one_that_is_not_synced():
+def test_an_engine_without_adapters_is_not_called_unsynced():
     trainer = policy(4, 0.01)
     engine = late(trainer, 99)
     assert [v.cause for v in verdicts(trainer, engine, base=trainer[0])][2:] == [LORA, LORA]
     assert [v.cause for v in verdicts(trainer, engine)][2:] == [NOT_SYNCED, NOT_SYNCED]
 
 
-def test_adapters_that_a_resumed_training_has_from_the_start_are_missed_at_once():
+def test_missing_adapters_of_a_resumed_training_show_at_once():
     trainer = policy(2, 0.3)
     verdict = sampler_verdict(
         [Probe(40, trainer[1], trainer[0])], start=Probe(0, trainer[0], trainer[0]), base=trainer[0]
@@ -172,7 +172,7 @@ def test_adapters_that_a_resumed_training_has_from_the_start_are_missed_at_once(
 
 
 @pytest.mark.parametrize("update", [0.01, 1e-6])
-def test_a_constant_error_of_bf16_size_is_lost_precision_and_not_staleness(update):
+def test_a_constant_bf16_error_is_lost_precision_not_staleness(update):
     trainer = policy(5, update)
     rough = 0.002 * np.random.default_rng(5).normal(size=TOKENS)
     engine = [row + rough for row in trainer]
@@ -185,14 +185,14 @@ def test_a_constant_error_of_bf16_size_is_lost_precision_and_not_staleness(updat
         }
 
 
-def test_staleness_is_seen_through_the_rounding_of_an_engine_in_lower_precision():
+def test_staleness_is_seen_through_a_lower_precisions_rounding():
     trainer, rough = policy(5, 0.06), 0.02 * np.random.default_rng(5).normal(size=TOKENS)
     engine = [row + rough for row in late(trainer, 1)]
     found = verdicts(trainer, engine, rounding=0.02)
     assert [v.cause for v in found] == [PRECISION, NOT_SYNCED, LATE, LATE, LATE]
 
 
-def test_updates_below_the_noise_cannot_be_told_until_they_have_added_up():
+def test_updates_below_the_noise_are_open_until_they_add_up():
     trainer = policy(90, 5e-4)
     found = verdicts(trainer, late(trainer, 99), noise=2e-3, dtype="bfloat16")
     causes = [v.cause for v in found]
@@ -231,7 +231,7 @@ def cached(engine_moves: bool, apart: float, tokens: int | None, rounding: float
     return sampler_verdict([first, now], start=first).cause
 
 
-def test_a_prefix_cache_that_outlives_its_weights_is_found_by_what_it_changes_or_by_having_been_read():
+def test_a_stale_prefix_cache_is_found_by_its_effect_or_reads():
     assert cached(True, 0.05, None) == CACHE and cached(True, 0.05, 128) == CACHE and cached(True, 1e-7, 128) == CACHE
     assert cached(True, 1e-6, 0) == IN_SYNC and cached(True, 1e-6, None) == IN_SYNC
     assert cached(False, 0.0, 128) == NOT_SYNCED  # what is cached is what the engine would compute

@@ -45,7 +45,7 @@ def suspects(model) -> dict:
 
 
 @pytest.mark.parametrize("cause", ["temperature", "dtype", "weights", "tokens"])
-def test_of_all_suspects_the_one_that_was_put_in_is_found_with_its_size(cause):
+def test_of_all_suspects_the_planted_one_is_found_with_its_size(cause):
     model = tiny("llama")
     given = suspects(model)
     sampler = {"weights": given["weights"]["sampler_model"], "dtype": cast_copy(model, "bfloat16")}.get(cause, model)
@@ -67,7 +67,7 @@ def test_two_causes_at_once_are_both_found():
     assert set(found.causes) == {"temperature", "weights"} and found.rest < 1e-5
 
 
-def test_rounding_that_no_second_pass_repeats_is_named_by_its_size():
+def test_rounding_that_does_not_repeat_is_named_by_its_size():
     model = tiny("llama")
     size = mismatch_report(model, PROMPTS, COMPLETIONS, scores(model), sampler_dtype="bfloat16").parts["dtype"].std()
     noise = np.random.default_rng(0)

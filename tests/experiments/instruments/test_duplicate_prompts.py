@@ -33,7 +33,7 @@ def test_a_trainer_takes_its_folder_with_it(monkeypatch, tmp_path):
     assert not folder.exists()
 
 
-def test_the_removed_rule_is_gone_when_its_block_ends_and_a_trl_without_the_line_is_named(monkeypatch):
+def test_the_old_rule_ends_with_its_block_and_needs_its_trl_line(monkeypatch):
     today = VLLMGeneration.generate
     with removed_rule():
         assert VLLMGeneration.generate is not today

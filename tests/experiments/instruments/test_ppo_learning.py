@@ -11,7 +11,7 @@ from workbench.training.rewards import describe_reward
 pytestmark = pytest.mark.slow
 
 
-def test_the_reward_up_to_eos_reads_the_text_before_it_and_says_what_it_is(starter_folder):
+def test_the_reward_up_to_eos_reads_text_before_it_and_says_so(starter_folder):
     tokenizer = AutoTokenizer.from_pretrained(starter_folder)
     reward = up_to_eos(length_reward(5), StopRule(StopSpec(), tokenizer))
     first, second = tokenizer.encode("twelve chars"), tokenizer.encode("five!")
@@ -24,7 +24,7 @@ def test_the_reward_up_to_eos_reads_the_text_before_it_and_says_what_it_is(start
     assert (about["unit"], about["highest"]) == ("characters from the target of 5", 0.0)
 
 
-def test_a_ratio_over_seeds_has_an_interval_and_over_one_seed_none():
+def test_a_ratio_has_an_interval_over_seeds_and_none_for_one():
     found = ratio_of([2.0, 8.0], [1.0, 1.0], np.random.default_rng(0))
     assert found.estimate == pytest.approx(4.0) and found.low < 1 < found.high
     assert ratio_of([3.0], [2.0], np.random.default_rng(0)).above(1)[0] is None
@@ -41,7 +41,7 @@ def test_what_a_ratio_could_show_is_a_factor_of_the_bound():
     )
 
 
-def test_the_preference_model_tells_whole_sentences_it_never_saw_from_broken_ones():
+def test_the_preference_model_prefers_unseen_whole_sentences():
     from workbench.experiments.toys.preferences import HELD_OUT, preference_pairs
     from workbench.experiments.toys.starter import starter_corpus
 

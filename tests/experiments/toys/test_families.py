@@ -6,7 +6,7 @@ from workbench.experiments.toys.families import FAMILIES, VOCAB, family_model, r
 
 
 @pytest.mark.parametrize("name", FAMILIES)
-def test_a_family_s_model_is_the_same_at_each_call_in_fp32_and_evaluation_mode(name):
+def test_a_familys_model_is_the_same_each_time_in_fp32_and_eval(name):
     model = family_model(name)
     torch.rand(1)  # whatever is drawn in between
     state = torch.get_rng_state()

@@ -34,7 +34,7 @@ def test_the_seed_decides_the_targets():
     assert search_corpus(50) != search_corpus(50, seed=1)
 
 
-def test_the_model_calls_for_a_topic_and_often_goes_on_after_the_call():
+def test_the_model_calls_for_a_topic_and_often_goes_on_after_it():
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer
 

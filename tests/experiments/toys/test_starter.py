@@ -24,7 +24,7 @@ def corpus():
 # --- what is shipped --------------------------------------------------------------------------------------------------
 
 
-def test_the_manifest_names_every_shipped_file_and_all_of_them_are_under_8_mb():
+def test_the_manifest_names_every_file_and_all_are_under_8_mb():
     files = {path.relative_to(SHIPPED).as_posix() for path in SHIPPED.rglob("*") if path.is_file()} - {"manifest.json"}
     manifest = json.loads((SHIPPED / "manifest.json").read_text())
     assert manifest["files"].keys() == files
@@ -40,7 +40,7 @@ def test_every_shipped_file_is_what_the_manifest_says(monkeypatch):
         assert toy(name).is_relative_to(SHIPPED)
 
 
-def test_the_toys_are_there_at_once_without_a_library_that_could_train_them():
+def test_the_toys_are_there_at_once_without_a_training_library():
     code = """
 import sys
 from workbench.experiments.toys.preferences import preference_model
@@ -54,7 +54,7 @@ print(*sys.modules)"""
 
 
 @each_model
-def test_every_model_is_computed_in_fp32_and_its_weights_are_stored_in_half_the_bytes(folder):
+def test_models_compute_in_fp32_and_are_stored_in_half_the_bytes(folder):
     from safetensors.torch import load_file
     from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification
 
@@ -79,7 +79,7 @@ def copied(tmp_path, monkeypatch):
     return tmp_path / "toys"
 
 
-def test_toys_of_another_folder_are_used_where_the_environment_says_so(copied):
+def test_toys_of_another_folder_are_used_if_the_environment_asks(copied):
     assert starter_model() == copied / "starter-qwen2" and preference_model() == copied / "preferences"
     assert starter_corpus()[0]["prompt"].endswith("TL;DR:")
 
@@ -88,7 +88,7 @@ def test_toys_of_another_folder_are_used_where_the_environment_says_so(copied):
     (lambda path: path.write_bytes(path.read_bytes()[:-1] + b"!"), r"found [0-9a-f]{64}"),
     (lambda path: path.unlink(), "found no such file"),
 ], ids=["a wrong byte", "a file missing"])  # fmt: skip
-def test_a_damaged_file_is_named_with_the_hash_that_was_expected_and_what_to_do(copied, damage, found):
+def test_a_damaged_file_is_named_with_its_hash_and_what_to_do(copied, damage, found):
     expected = toy_hash("search-qwen2/model.safetensors")
     damage(copied / "search-qwen2" / "model.safetensors")
     with pytest.raises(ParameterError) as caught:
@@ -106,7 +106,7 @@ def test_a_folder_without_toys_says_how_they_are_made(tmp_path, monkeypatch):
 # --- text ----------------------------------------------------------------------------------------------------------
 
 
-def test_a_row_is_module_signature_and_tldr_and_one_sentence_of_10_to_90_characters_and_none_stands_twice(corpus):
+def test_rows_are_distinct_with_a_signature_and_a_short_sentence(corpus):
     for row in corpus:
         _, signature, tldr = row["prompt"].split("\n")
         assert signature.startswith(("def ", "class ")) and tldr == "TL;DR:"
@@ -141,7 +141,7 @@ def tokenizer():
     return AutoTokenizer.from_pretrained(starter_model())
 
 
-def test_the_tokenizer_has_2048_entries_an_eos_and_a_pad_token_of_its_own_and_loses_no_text(tokenizer, corpus):
+def test_the_2048_tokens_have_eos_and_pad_apart_and_lose_no_text(tokenizer, corpus):
     assert len(tokenizer) == 2048
     texts = [corpus[0]["prompt"], corpus[-1]["completion"], "naïve 日本 \t\n  x", ""]
     assert [tokenizer.decode(tokenizer(text).input_ids) for text in texts] == texts
@@ -151,7 +151,7 @@ def test_the_tokenizer_has_2048_entries_an_eos_and_a_pad_token_of_its_own_and_lo
     assert tokenizer.padding_side == "left"
 
 
-def test_search_tokens_are_text_at_first_and_one_token_each_once_added():
+def test_search_tokens_are_text_until_added_then_one_token_each():
     from transformers import AutoTokenizer
 
     tokenizer = AutoTokenizer.from_pretrained(starter_model())
@@ -162,7 +162,7 @@ def test_search_tokens_are_text_at_first_and_one_token_each_once_added():
 
 
 @each_model
-def test_a_tokenizer_from_disk_and_saved_again_has_the_tokens_that_its_model_was_trained_on(folder, corpus, tmp_path):
+def test_a_tokenizer_loaded_or_saved_again_has_its_models_tokens(folder, corpus, tmp_path):
     from transformers import AutoConfig, AutoTokenizer
 
     from tools.make_toys import build_tokenizer
@@ -186,7 +186,7 @@ def test_a_tokenizer_from_disk_and_saved_again_has_the_tokens_that_its_model_was
 
 
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
-def test_a_model_has_about_650_thousand_parameters_heads_of_32_and_fp32(tokenizer, architecture):
+def test_a_model_has_650_thousand_fp32_parameters_in_heads_of_32(tokenizer, architecture):
     from tools.make_toys import build_model
 
     model = build_model(tokenizer, architecture)
@@ -204,7 +204,7 @@ def test_only_the_gpt2_variant_has_learned_positions():
     assert {a: any("wpe" in n for n in names[a]) for a in names} == {"qwen2": False, "gpt2": True}
 
 
-def test_the_seed_decides_the_weights_and_the_caller_s_random_state_stays(tokenizer):
+def test_the_seed_decides_the_weights_and_no_random_state_moves(tokenizer):
     from tools.make_toys import build_model
 
     torch.manual_seed(5)

@@ -97,7 +97,7 @@ def test_a_module_that_the_notebook_writes_itself_is_no_code(tmp_path, cell):
     assert len(set(codes)) == 1
 
 
-def test_modules_of_the_kernels_folder_and_of_pythonpath_are_code(tmp_path, monkeypatch):
+def test_modules_of_the_kernels_folder_and_pythonpath_are_code(tmp_path, monkeypatch):
     path = write(tmp_path, "import helpers", {"cwd/helpers.py": "1", "path/helpers.py": "1"})
     monkeypatch.setenv("PYTHONPATH", str(tmp_path / "path"))
     before = [code_of(path), code_of(path, str(tmp_path / "cwd"))]

@@ -19,7 +19,7 @@ def test_output_goes_to_the_log_and_to_stderr(tmp_path, capsys):
     assert (run.path / "log.txt").read_text().endswith("\x07\nmore\n")
 
 
-def test_a_batch_without_a_terminal_gets_a_line_as_each_run_ends_which_counts_those_done_before(tmp_path, capsys):
+def test_without_a_terminal_each_run_ends_with_a_counted_line(tmp_path, capsys):
     result = {"headline": {"name": "reward", "value": -4.0}}
     runs = [write_run(tmp_path, str(n), result=result) for n in range(2)]
     entries = [Entry({"seed": n}, {}, action, runs[n]) for n, action in enumerate(("skip", "run"))]

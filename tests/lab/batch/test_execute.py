@@ -75,16 +75,14 @@ def test_a_kernel_whose_port_is_taken_starts_again(notebook, tmp_path, monkeypat
     assert run.status["state"] == state and next(starts) == 15
 
 
-def test_a_notebook_is_found_by_name_or_path_and_else_the_ones_there_are_are_named(notebook, tmp_path):
+def test_a_notebook_is_found_by_name_or_path_else_all_are_named(notebook, tmp_path):
     for name in ("00_start_here", "00_start_here.ipynb"):
         assert find_notebook(name) == ROOT / "notebooks" / "00_start_here.ipynb"
     assert find_notebook(notebook()) == tmp_path / "hand_made.ipynb"
 
 
 @pytest.mark.parametrize("params", [{INJECTED: 1}, {"steps": "many"}, {"steps": [1]}, {"nothing": 1}, {"steps": 101}])
-def test_parameters_that_the_notebook_does_not_take_are_not_written_into_it_and_the_run_stays_as_it_is(
-    notebook, tmp_path, params
-):
+def test_unknown_parameters_are_not_written_and_the_run_stays(notebook, tmp_path, params):
     run = write_run(tmp_path / "runs", notebook="hand_made", state="interrupted", params=params)
     before = {p.name: p.read_bytes() for p in run.path.iterdir()}
     with pytest.raises(ParameterError, match="parameter"):
@@ -92,7 +90,7 @@ def test_parameters_that_the_notebook_does_not_take_are_not_written_into_it_and_
     assert {p.name: p.read_bytes() for p in run.path.iterdir()} == before
 
 
-def test_a_run_s_output_is_not_written_through_a_link_in_its_folder(notebook, tmp_path):
+def test_a_runs_output_is_not_written_through_a_link_in_it(notebook, tmp_path):
     (tmp_path / "private").write_text("mine")
     for name in ("log.txt", "executing.ipynb"):
         run = plan_run(notebook("print('theirs')"), {}, root=tmp_path / "runs").prepare()
@@ -102,7 +100,7 @@ def test_a_run_s_output_is_not_written_through_a_link_in_its_folder(notebook, tm
         assert run.status["state"] == ("failed" if name == "log.txt" else "done")
 
 
-def test_kernels_get_ports_of_their_own_and_one_thread_unless_the_environment_says_more(monkeypatch):
+def test_kernels_get_own_ports_and_one_thread_if_nothing_is_set(monkeypatch):
     monkeypatch.delenv("OMP_NUM_THREADS")
     one, other = kernel_environment(7), kernel_environment(-1)
     assert one["MASTER_PORT"] != other["MASTER_PORT"]
@@ -127,7 +125,7 @@ def test_a_stop_asked_of_an_earlier_execution_ends_no_later_one(notebook, tmp_pa
     assert asked == [None]
 
 
-def test_a_notebook_that_cannot_be_put_in_its_place_fails_the_run(notebook, tmp_path, monkeypatch):
+def test_a_notebook_that_cannot_be_put_in_place_fails_the_run(notebook, tmp_path, monkeypatch):
     path = notebook()
     run = plan_run(path, {}, root=tmp_path / "runs").prepare()
     plain = os.replace
@@ -166,7 +164,7 @@ def test_run_of_other_code_than_planned_fails_before_it_begins(notebook, tmp_pat
     assert "has changed since the run was planned" in run.status["error"] and run.executions == []
 
 
-def test_a_run_whose_notebook_cannot_be_read_fails_with_the_reason(notebook, tmp_path):
+def test_a_run_with_an_unreadable_notebook_fails_with_the_reason(notebook, tmp_path):
     path = notebook()
     run = plan_run(path, {}, root=tmp_path / "runs").prepare()
     Path(path).write_text('{"cells": [')
@@ -179,7 +177,7 @@ def test_a_run_whose_notebook_cannot_be_read_fails_with_the_reason(notebook, tmp
 
 
 @pytest.mark.slow
-def test_a_good_notebook_ends_done_in_its_own_folder_and_stays_unchanged_itself(notebook, tmp_path):
+def test_a_good_notebook_ends_done_and_is_itself_unchanged(notebook, tmp_path):
     path = notebook(
         "import os, sys\nprint('héllo')\nopen('here', 'w').close()\nnumbers = {'steps': steps}\n"
         "numbers |= {'seed': int(os.environ['PYTHONHASHSEED']), 'widgets': interactive, 'torch': 'torch' in sys.modules}",
@@ -196,9 +194,7 @@ def test_a_good_notebook_ends_done_in_its_own_folder_and_stays_unchanged_itself(
 
 
 @pytest.mark.slow
-def test_a_kernel_takes_modules_from_beside_the_notebook_and_none_from_the_run_s_folder(
-    notebook, tmp_path, monkeypatch
-):
+def test_a_kernel_takes_modules_next_to_the_notebook_not_the_run(notebook, tmp_path, monkeypatch):
     """Whoever made the run's folder may be anyone; and it is a kernel of this Python, whatever Jupyter calls `python3`."""
     kernels = tmp_path / "kernels" / "python3"
     kernels.mkdir(parents=True)
@@ -218,16 +214,14 @@ def test_a_kernel_takes_modules_from_beside_the_notebook_and_none_from_the_run_s
 @pytest.mark.parametrize(
     "code", daily(["import sys\nsys.exit(0)", "import sys\nsys.exit(3)"], "import sys\nsys.exit(0)")
 )
-def test_leaving_in_the_middle_is_a_failure_whatever_the_exit_code(notebook, tmp_path, code):
+def test_leaving_midway_is_a_failure_whatever_the_exit_code(notebook, tmp_path, code):
     run = execute(notebook(code), tmp_path / "runs")
     assert run.status["state"] == "failed"
     assert run.status["error"]
 
 
 @pytest.mark.slow
-def test_a_notebook_that_saves_no_result_is_done_without_a_headline_of_its_own_or_of_an_earlier_execution(
-    notebook, tmp_path
-):
+def test_a_notebook_without_a_result_is_done_without_a_headline(notebook, tmp_path):
     path, root = notebook(save=""), tmp_path / "runs"
     run = plan_run(path, {}, root=root).prepare()
     (run.path / "result.json").write_text('{"headline": null}')
@@ -337,7 +331,7 @@ def test_the_exit_code_is_0_only_for_a_run_whose_checks_hold(here, notebook, tmp
 
 @pytest.mark.slow
 @pytest.mark.parametrize("how", daily([signal.SIGTERM, signal.SIGINT, signal.SIGKILL], signal.SIGTERM))
-def test_a_runner_that_is_stopped_leaves_an_interrupted_run_and_no_kernel(notebook, tmp_path, how):
+def test_a_stopped_runner_leaves_a_run_interrupted_and_no_kernel(notebook, tmp_path, how):
     runner = started(notebook(WAIT), tmp_path / "runs")
     try:
         (run,) = list_runs(tmp_path / "runs")
@@ -368,7 +362,7 @@ def test_plain_papermill_runs_a_notebook_too(starter_folder, tmp_path):
 
 @pytest.mark.rare
 @pytest.mark.slow
-def test_of_two_resumes_at_once_one_executes_the_run_and_the_other_is_refused(notebook, tmp_path):
+def test_of_two_resumes_at_once_one_runs_the_other_is_refused(notebook, tmp_path):
     steps = "import time\nfor n in range(3): open(run.path / 'steps.txt', 'a').write(f'{n}\\n'); time.sleep(0.5)"
     path, root = notebook(steps), tmp_path / "runs"
     run = plan_run(path, {}, root=root).prepare()

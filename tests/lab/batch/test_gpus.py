@@ -97,7 +97,7 @@ def test_run_fails_if_nvidia_smi_fails(monkeypatch, tmp_path):
     assert not (run.path / "executed.ipynb").exists()
 
 
-def test_more_gpus_than_there_are_is_refused_with_those_there_are(monkeypatch):
+def test_more_gpus_than_there_are_is_refused_naming_those(monkeypatch):
     check_gpus(None)
     check_gpus(2)
     with pytest.raises(ParameterError, match=r"gpus=3: .* visible here: 2 \(7, 8\)"):
@@ -124,7 +124,7 @@ def give_up(why):
 
 
 @pytest.mark.parametrize("job", [None, "1"])
-def test_two_holders_never_have_the_same_gpu_and_a_third_waits_and_says_so_also_in_an_allocation(monkeypatch, job):
+def test_two_holders_never_share_a_gpu_and_a_third_says_it_waits(monkeypatch, job):
     if job:
         monkeypatch.setenv("SLURM_JOB_ID", job)
     reasons = []
@@ -168,7 +168,7 @@ def test_a_killed_holder_lets_go():
         assert devices["CUDA_VISIBLE_DEVICES"] == "7,8"
 
 
-def test_runs_with_different_temporary_folders_share_one_set_of_locks(monkeypatch, tmp_path):
+def test_runs_with_other_temporary_folders_share_their_locks(monkeypatch, tmp_path):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "7")
     monkeypatch.setenv("TMPDIR", str(tmp_path / "mine"))
     with hold(1, print) as first:
@@ -179,7 +179,7 @@ def test_runs_with_different_temporary_folders_share_one_set_of_locks(monkeypatc
             pass
 
 
-def test_a_home_that_cannot_be_written_says_where_the_locks_could_lie(monkeypatch):
+def test_an_unwritable_home_says_where_the_locks_could_lie(monkeypatch):
     monkeypatch.delenv("WORKBENCH_CACHE")
     monkeypatch.setenv("HOME", "/dev/null/home")
     says = r"/dev/null/home.*set WORKBENCH_CACHE to a folder for GPU locks"

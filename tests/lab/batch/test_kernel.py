@@ -41,7 +41,7 @@ def execute(folder: Path, cell: str) -> tuple[tuple[str, str | None], list[str],
     return got, [c.metadata.papermill["status"] for c in cells if "papermill" in c.metadata], shown
 
 
-def test_a_good_notebook_is_done_in_its_folder_and_environment_and_each_cell_is_shown(tmp_path):
+def test_a_good_notebook_is_done_in_its_folder_showing_each_cell(tmp_path):
     got, states, shown = execute(tmp_path, "import os\nprint(os.getcwd(), os.environ['MINE'])")
     assert got == ("done", None)
     assert set(states) == {"completed"}
@@ -60,7 +60,7 @@ def test_a_training_that_was_asked_to_stop_is_interrupted(tmp_path):
     assert execute(tmp_path, stop)[0] == ("interrupted", "stopped after step 2")
 
 
-def test_a_cell_whose_kernel_was_killed_is_failed_and_its_run_interrupted(tmp_path):
+def test_a_killed_kernel_fails_its_cell_and_interrupts_its_run(tmp_path):
     (state, error), states, _ = execute(tmp_path, "import os, signal\nos.kill(os.getpid(), signal.SIGKILL)")
     assert state == "interrupted"
     assert "kernel died" in error

@@ -40,7 +40,7 @@ def going(tmp_path, *cells):
     return process, list_runs(tmp_path / "runs")[0]
 
 
-def test_a_run_is_found_by_id_by_notebook_and_id_by_folder_and_as_the_last(tmp_path):
+def test_a_run_is_found_by_id_notebook_and_id_folder_or_as_last(tmp_path):
     first, second = write_run(tmp_path, "2026-1"), write_run(tmp_path, "2026-2")
     names = ("2026-1", "05_grpo_docs_example/2026-1", str(first.path))
     assert [manage.find_run(name, tmp_path).path for name in names] == [first.path] * 3
@@ -97,7 +97,7 @@ def test_status_shows_every_run_from_its_folder(capsys, tmp_path):
     assert call(capsys, "status", "--runs-dir", tmp_path / "none")[:2] == (0, f"no runs in {tmp_path / 'none'}\n")
 
 
-def test_logs_shows_what_was_printed_and_cannot_command_the_terminal(capsys, tmp_path):
+def test_logs_shows_what_was_printed_without_terminal_commands(capsys, tmp_path):
     run = write_run(tmp_path, "1")
     (run.path / "log.txt").write_text("h\u00e9llo\n\x1b[31mred\x1b[0m \x1b]8;;https://example.org\x07link\rend\u202e\n")
     code, out, _ = call(capsys, "logs", "1", "--runs-dir", tmp_path)
@@ -108,7 +108,7 @@ def test_logs_shows_what_was_printed_and_cannot_command_the_terminal(capsys, tmp
     assert "no log, which `workbench run` writes; the run is done" in err
 
 
-def test_a_run_of_another_machine_is_cancelled_by_force_alone_and_says_what_was_overridden(tmp_path):
+def test_only_force_cancels_another_machines_run_and_it_says_so(tmp_path):
     run = write_run(tmp_path, "1", state="running")
     status = read_json(run.path / "status.json", {})
     lock.let_go(run.path)
@@ -155,7 +155,7 @@ def test_a_run_in_a_notebook_s_kernel_is_left_to_jupyterlab(process, tmp_path):
     assert run.status["state"] == "running"
 
 
-def test_a_folder_from_elsewhere_cannot_have_a_process_of_mine_ended(started, tmp_path):
+def test_a_folder_from_elsewhere_can_end_no_process_of_mine(started, tmp_path):
     mine = started("workbench")
     run = owned_by(mine, tmp_path)
     with pytest.raises(RunError, match=f"process {mine.pid} does not hold its lock and was not ended"):
@@ -183,7 +183,7 @@ def test_a_run_of_slurm_is_cancelled_there(tmp_path, monkeypatch):
 
 
 @pytest.mark.slow
-def test_cancel_lets_a_training_finish_its_step_and_log_follows_it_to_its_end(capsys, tmp_path):
+def test_cancel_lets_a_step_finish_and_log_follows_to_the_end(capsys, tmp_path):
     process, run = going(tmp_path, TRAIN)
     pieces = manage.read_log(run, follow=True)
     assert "step 1" in next(pieces) + next(pieces)
@@ -211,7 +211,7 @@ def test_what_does_not_train_or_gets_no_grace_is_ended_at_once(capsys, tmp_path,
 
 
 @pytest.mark.slow
-def test_a_run_without_a_free_gpu_is_queued_and_says_why_and_gets_it_when_it_is_free(tmp_path, monkeypatch):
+def test_a_run_waits_for_a_free_gpu_says_why_and_then_gets_it(tmp_path, monkeypatch):
     from workbench.lab.batch.gpus import hold
 
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "made-up")

@@ -28,7 +28,7 @@ def job_9(monkeypatch):
 # --- before the notebook starts --------------------------------------------------------------------------------------
 
 
-def test_a_job_leaves_a_run_alone_that_belongs_to_another_job_or_to_none(job_9, tmp_path, monkeypatch):
+def test_a_job_leaves_runs_of_another_job_or_of_none_alone(job_9, tmp_path, monkeypatch):
     run = write_run(tmp_path)
     status = set_status(run.path, "queued", owner={"job": "10"})
     with pytest.raises(SystemExit, match="belongs to job 10; this is job 9"):
@@ -65,7 +65,7 @@ NO_MORE = "and no requeue is left (--requeues)"
         (signal.SIGTERM, TRAINS, True, ("queued", "Slurm ended its job: step 2")),
     ],
 )
-def test_a_notice_asks_the_training_to_stop_and_says_what_becomes_of_the_run(
+def test_a_notice_asks_to_stop_and_says_what_becomes_of_the_run(
     job_9, tmp_path, monkeypatch, number, fields, may_requeue, recorded
 ):
     run = write_run(tmp_path, state="running")
@@ -95,7 +95,7 @@ def test_a_notebook_that_outlasts_the_grace_is_interrupted(job_9, tmp_path, monk
     assert not notice.requeue
 
 
-def test_a_requeue_that_slurm_refuses_leaves_an_interrupted_run_with_the_reason(job_9, tmp_path, monkeypatch):
+def test_a_refused_requeue_interrupts_the_run_with_the_reason(job_9, tmp_path, monkeypatch):
     run = write_run(tmp_path)
     set_status(run.path, "queued", "requeued after time limit: step 2", owner={"job": "9"})
     answers = {
@@ -138,6 +138,6 @@ print("alive,", worker.exitcode)
 """
 
 
-def test_a_shielded_kernel_outlives_the_notice_and_its_pools_of_workers_still_end():
+def test_a_kernel_outlives_the_notice_and_its_workers_still_end():
     process = subprocess.run([sys.executable, "-c", SHIELDED], capture_output=True, text=True, timeout=90)
     assert process.stdout == "alive, -15\n"

@@ -80,7 +80,7 @@ def test_a_run_records_every_parameter_the_runner_does_not_set(hand_made, tmp_pa
     assert run.status["state"] == "queued"
 
 
-def test_a_relative_path_still_means_the_same_in_the_run_s_own_folder(tmp_path, monkeypatch):
+def test_a_relative_path_means_the_same_in_the_runs_own_folder(tmp_path, monkeypatch):
     path = str(write_notebook(tmp_path / "n.ipynb", parameters='seed: int = 0\nmodel: str = "starter"  # what'))
     for folder in ("mine/model", "ckpt", "starter"):
         (tmp_path / folder).mkdir(parents=True)
@@ -90,7 +90,7 @@ def test_a_relative_path_still_means_the_same_in_the_run_s_own_folder(tmp_path, 
     assert got == [str(tmp_path / "mine/model"), str(tmp_path / "ckpt"), "starter", "Qwen/Qwen2-0.5B-Instruct"]
 
 
-def test_resume_finds_the_latest_unfinished_run_with_the_same_parameters(hand_made, tmp_path):
+def test_resume_finds_the_last_unfinished_run_of_its_parameters(hand_made, tmp_path):
     path, root = hand_made(), tmp_path / "runs"
     old, new, other, done = (plan_run(path, {"steps": n}, root=root).prepare() for n in (3, 3, 4, 3))
     for run, state in ((old, "interrupted"), (new, "failed"), (other, "interrupted"), (done, "done")):
@@ -115,7 +115,7 @@ def test_a_plan_is_looked_at_again_when_a_run_s_turn_comes(hand_made, tmp_path, 
             entry.prepare()
 
 
-def test_a_point_that_another_sweep_has_begun_meanwhile_is_not_run_twice(notebook, tmp_path):
+def test_a_point_begun_by_another_sweep_is_not_run_twice(notebook, tmp_path):
     path, root = notebook(), tmp_path / "runs"
     first, second = (plan_sweep(str(path), {"seed": "0..1"}, root) for _ in range(2))
     run = first[0].prepare()
@@ -162,7 +162,7 @@ def test_a_sweep_takes_no_point_while_another_one_looks(notebook, tmp_path, monk
     assert claim([entry]) == list_runs(tmp_path / "runs")
 
 
-def test_a_run_of_another_notebook_is_not_resumed_and_one_may_be_named_as_others_name_it(hand_made, tmp_path):
+def test_only_a_run_of_the_same_notebook_is_resumed_by_any_name(hand_made, tmp_path):
     path, root = hand_made(), tmp_path / "runs"
     run = plan_run(path, {}, root=root).prepare()
     set_status(run.path, "interrupted")
@@ -172,7 +172,7 @@ def test_a_run_of_another_notebook_is_not_resumed_and_one_may_be_named_as_others
         plan_run(str(other), {}, root=root, resume=str(run.path))
 
 
-def test_resume_refuses_other_parameters_and_runs_that_are_done_or_going(hand_made, tmp_path):
+def test_resume_refuses_other_parameters_and_done_or_going_runs(hand_made, tmp_path):
     path, root = hand_made(), tmp_path / "runs"
     run = plan_run(path, {"steps": 3}, root=root).prepare()
     with pytest.raises(RunError, match="queued"):
@@ -202,7 +202,7 @@ def test_a_run_with_another_default_is_offered_for_resuming(hand_made, tmp_path)
         plan_run(path, {"steps": 4}, root=root, resume="")
 
 
-def test_a_run_with_parameters_that_the_notebook_does_not_take_is_not_resumed(hand_made, tmp_path):
+def test_a_run_of_parameters_the_notebook_lacks_is_not_resumed(hand_made, tmp_path):
     path, root = hand_made(), tmp_path / "runs"
     for params in ({"fail = 0\nimport os\nfail": 1}, {"steps": 1000}, {"steps": None}):
         run = write_run(root, f"2026-{len(list_runs(root))}", notebook="hand_made", state="failed", params=params)
@@ -210,7 +210,7 @@ def test_a_run_with_parameters_that_the_notebook_does_not_take_is_not_resumed(ha
             plan_run(path, {}, root=root, resume=run.id)
 
 
-def test_a_notebook_whose_name_would_put_its_runs_elsewhere_is_refused(tmp_path):
+def test_a_name_that_would_put_runs_elsewhere_is_refused(tmp_path):
     for name in ("...ipynb", ".hidden.ipynb", "a\x1b[31m.ipynb", "a\nb.ipynb"):
         path = write_notebook(tmp_path / "notebooks" / name)
         with pytest.raises(ParameterError, match="its name is also the name of a folder"):
@@ -239,7 +239,7 @@ def test_ranges_are_for_ints_and_commas_separate_values(known, given, values):
      ({"learning_rate": "1e-4..3e-4"}, "expected float"), ({"model": "starter,none"}, "expected one of starter, other"),
      ({"out_dir": "x"}, "'out_dir' is set by the runner"), ({"seed": "0..100000000"}, "at most 10000 runs")]
 )  # fmt: skip
-def test_a_wrong_value_anywhere_in_the_grid_is_refused_before_anything_starts(notebook, tmp_path, given, message):
+def test_a_wrong_value_in_the_grid_is_refused_before_any_start(notebook, tmp_path, given, message):
     with pytest.raises(ParameterError, match=message):
         plan_sweep(notebook(TRAIN), given, tmp_path / "runs")
     assert list_runs(tmp_path / "runs") == []
@@ -250,7 +250,7 @@ def test_a_grid_of_too_many_points_is_refused(notebook, tmp_path):
         plan_sweep(notebook(TRAIN), {"seed": "0..999", "title": ",".join(map(str, range(1002)))}, tmp_path)
 
 
-def test_the_plan_is_the_grid_with_the_last_parameter_changing_fastest(notebook, tmp_path):
+def test_the_plan_is_the_grid_with_the_last_parameter_fastest(notebook, tmp_path):
     plan = plan_sweep(notebook(TRAIN), {"seed": "0..1", "learning_rate": "1e-4,3e-4", "title": "b"}, tmp_path)
     assert [(e.varied["seed"], e.varied["learning_rate"]) for e in plan] == [(0, 1e-4), (0, 3e-4), (1, 1e-4), (1, 3e-4)]
     assert plan[0].params == FULL | {"title": "b"}
@@ -258,7 +258,7 @@ def test_the_plan_is_the_grid_with_the_last_parameter_changing_fastest(notebook,
     assert {e.action for e in plan} == {"run"}
 
 
-def test_what_is_done_is_skipped_what_was_interrupted_goes_on_and_what_runs_is_left_alone(notebook, tmp_path):
+def test_done_runs_are_skipped_open_ones_go_on_running_ones_stay(notebook, tmp_path):
     for seed, state in enumerate(("done", "interrupted", "failed", "running")):
         about = {"notebook": "grid", "params": FULL | {"seed": seed}}
         run = write_run(tmp_path / "runs", str(seed), executed=notebook(TRAIN), **about)
@@ -289,7 +289,7 @@ def test_what_other_code_has_done_is_not_done(notebook, tmp_path):
     assert [str(e) for e in plan] == [*lines, "run    seed=2"]
 
 
-def test_a_plan_reads_the_parameters_of_each_run_of_the_notebook_once(notebook, tmp_path, monkeypatch):
+def test_a_plan_reads_each_runs_parameters_once(notebook, tmp_path, monkeypatch):
     for seed in range(20):
         about = {"params": FULL | {"seed": seed}}
         write_run(tmp_path / "runs", f"2026-{seed:02}", notebook="grid", executed=notebook(TRAIN), **about)
@@ -375,7 +375,7 @@ def test_a_sweep_runs_the_grid_and_reports_it(notebook, tmp_path):
 
 
 @pytest.mark.slow
-def test_a_run_that_fails_or_leaves_a_result_of_its_own_stops_no_other_and_the_exit_code_says_so(notebook, tmp_path):
+def test_a_failed_run_stops_no_other_and_the_exit_code_says_so(notebook, tmp_path):
     cell = "1 / (seed - 1)\nif seed == 2:\n    (run.path / 'result.json').write_text('[1]')\n    raise SystemExit"
     process = workbench("sweep", notebook(TRAIN, cell), "-p", "seed=0..3", "--runs-dir", tmp_path / "runs")
     assert process.returncode == 1
@@ -388,7 +388,7 @@ def test_a_run_that_fails_or_leaves_a_result_of_its_own_stops_no_other_and_the_e
 @pytest.mark.rare
 @pytest.mark.slow
 @pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGTERM])
-def test_ctrl_c_stops_all_children_and_the_next_sweep_goes_on_in_their_folders(notebook, tmp_path, how):
+def test_ctrl_c_stops_all_children_and_the_next_sweep_resumes(notebook, tmp_path, how):
     root = tmp_path / "runs"
     path = notebook(TRAIN, f'if not (run.path / "started").exists():\n    {WAIT.replace(chr(10), chr(10) + "    ")}')
     command = [sys.executable, "-m", "workbench", "sweep", path, "-p", "seed=0..2", "--jobs", "2"]

@@ -43,7 +43,7 @@ ANSWERS = {"srun": "", "sinfo": "echo 'low*'", "sbatch": ""}
 # --- on this machine -------------------------------------------------------------------------------------------------
 
 
-def test_less_than_one_job_at_a_time_and_more_gpus_than_there_are_are_refused(monkeypatch, plan, tmp_path):
+def test_less_than_one_job_and_more_gpus_than_exist_are_refused(monkeypatch, plan, tmp_path):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "7")
     batch.check_here(1, 1)
     with pytest.raises(ParameterError, match="jobs=0: expected at least 1"):
@@ -95,7 +95,7 @@ def overlap(a: dict, b: dict) -> bool:
 
 
 @pytest.mark.slow
-def test_runs_of_a_batch_are_handed_gpus_and_no_two_ever_share_one(tmp_path):
+def test_runs_of_a_batch_get_gpus_and_no_two_ever_share_one(tmp_path):
     path = write_notebook(tmp_path / "hand_made.ipynb", WHEN)
     environment = {"CUDA_VISIBLE_DEVICES": "7,8", "WORKBENCH_CACHE": str(tmp_path)}
     arguments = ["sweep", path, "-p", "seed=0..3", "--jobs", "3", "--runs-dir", tmp_path / "runs"]
@@ -157,7 +157,7 @@ def test_nothing_is_left_behind_by_failures_ctrl_c_or_a_kill(here, tmp_path, how
 
 
 @pytest.mark.slow
-def test_a_run_that_cannot_be_started_is_named_and_the_others_go_on(tmp_path, monkeypatch):
+def test_a_run_that_cannot_start_is_named_and_the_others_go_on(tmp_path, monkeypatch):
     path = write_notebook(tmp_path / "by_hand.ipynb")
     plan = plan_sweep(str(path), {"seed": "0..2"}, tmp_path / "runs")
     monkeypatch.setattr(plan[1], "prepare", lambda state: (_ for _ in ()).throw(OSError(30, "Read-only file system")))
@@ -194,7 +194,7 @@ COMMAND = "from workbench.cli import main\nif __name__ == '__main__':\n    raise
 
 
 @pytest.mark.slow
-def test_a_sweep_imports_nothing_from_the_folder_it_is_started_in(tmp_path):
+def test_a_sweep_imports_nothing_from_the_folder_it_starts_in(tmp_path):
     (tmp_path / "here").mkdir()
     for name in ("pandas", "socket", "selectors", "helpers"):
         (tmp_path / "here" / f"{name}.py").write_text(PLANTED)
@@ -211,7 +211,7 @@ def test_a_sweep_imports_nothing_from_the_folder_it_is_started_in(tmp_path):
 # --- a plan ----------------------------------------------------------------------------------------------------------
 
 
-def test_a_plan_shows_the_folders_that_runs_go_on_in_and_nothing_where_all_is_done(plan, tmp_path):
+def test_a_plan_shows_the_folders_to_go_on_in_and_none_if_done(plan, tmp_path):
     runs = [write_run(tmp_path / "runs", f"2026-{n}", notebook="by_hand") for n in range(2)]
     plan[2].action = "skip"
     assert f"folder      {tmp_path}/runs/by_hand/TIME\n" in plan_text(plan, None)
@@ -233,7 +233,7 @@ def test_a_plan_shows_the_folders_that_runs_go_on_in_and_nothing_where_all_is_do
         ({"dataset": "starter"}, ""),
     ],
 )
-def test_a_plan_hints_at_the_data_set_of_a_toy_beside_another_model(plan, params, hint):
+def test_a_plan_hints_at_a_toys_data_set_with_another_model(plan, params, hint):
     plan[0].params = params
     text = plan_text(plan[:1], 2, on_slurm=True)
     assert "GPUs        2 for each run, from Slurm\n" in text
@@ -250,9 +250,7 @@ ABSENT = [({}, MissingDependencyError, NOBODY), (ANSWERS | {"sinfo": REFUSES}, R
 
 
 @pytest.mark.parametrize(("scripts", "error", "reason"), ABSENT)
-def test_a_preview_without_slurm_has_the_script_and_the_reason_and_a_submission_is_refused(
-    monkeypatch, plan, tmp_path, scripts, error, reason
-):
+def test_without_slurm_a_preview_works_and_a_submission_does_not(monkeypatch, plan, tmp_path, scripts, error, reason):
     client(tmp_path / "bin", monkeypatch, **scripts)
     shown, unchecked = batch.preview_on_slurm(plan, SlurmOptions())
     assert "#SBATCH --array=0-2%3" in shown
@@ -262,9 +260,7 @@ def test_a_preview_without_slurm_has_the_script_and_the_reason_and_a_submission_
     assert not (tmp_path / "runs").exists()
 
 
-def test_a_preview_that_slurm_agrees_to_leaves_nothing_unchecked_and_what_it_refuses_is_refused(
-    monkeypatch, plan, tmp_path
-):
+def test_a_preview_asks_slurm_and_what_slurm_refuses_is_refused(monkeypatch, plan, tmp_path):
     client(tmp_path / "bin", monkeypatch, **ANSWERS)
     assert batch.preview_on_slurm(plan, SlurmOptions())[1] == ""
     with pytest.raises(ParameterError, match="partition='gpu': not on this cluster; there are low"):
@@ -274,7 +270,7 @@ def test_a_preview_that_slurm_agrees_to_leaves_nothing_unchecked_and_what_it_ref
         batch.preview_on_slurm(plan, SlurmOptions())
 
 
-def test_a_preview_has_an_array_for_each_notebook_and_none_for_what_is_done(plan, tmp_path):
+def test_a_preview_has_an_array_a_notebook_and_none_of_done_runs(plan, tmp_path):
     other = plan_run(str(write_notebook(tmp_path / "other.ipynb")), {}, root=tmp_path / "runs")
     plan[0].action = "skip"
     scripts, _ = batch.preview_on_slurm([*plan, other], SlurmOptions())
@@ -285,9 +281,7 @@ def test_a_preview_has_an_array_for_each_notebook_and_none_for_what_is_done(plan
 
 
 @pytest.mark.parametrize(("scripts", "reason"), [*((scripts, reason) for scripts, _, reason in ABSENT), (ANSWERS, "")])
-def test_a_dry_run_prints_plan_and_script_and_says_what_slurm_was_not_asked(
-    monkeypatch, tmp_path, capsys, scripts, reason
-):
+def test_a_dry_run_prints_plan_script_and_what_is_unchecked(monkeypatch, tmp_path, capsys, scripts, reason):
     path = write_notebook(tmp_path / "by_hand.ipynb")
     client(tmp_path / "bin", monkeypatch, **scripts)
     arguments = ["sweep", path, "-p", "seed=0..1", "--runs-dir", tmp_path / "runs", "--executor", "slurm", "--dry-run"]
@@ -303,7 +297,7 @@ def test_a_dry_run_prints_plan_and_script_and_says_what_slurm_was_not_asked(
     assert not (tmp_path / "runs").exists()
 
 
-def test_jobs_that_slurm_refuses_leave_failed_runs_with_its_reason(monkeypatch, plan, tmp_path):
+def test_jobs_refused_by_slurm_leave_failed_runs_with_its_reason(monkeypatch, plan, tmp_path):
     def refuse(*_):
         raise RunError("Slurm refused 3 jobs: no")
 
@@ -318,7 +312,7 @@ def test_jobs_that_slurm_refuses_leave_failed_runs_with_its_reason(monkeypatch, 
 # --- what came out ---------------------------------------------------------------------------------------------------
 
 
-def test_only_a_run_that_is_done_and_whose_checks_hold_has_succeeded(tmp_path):
+def test_only_a_done_run_whose_checks_hold_has_succeeded(tmp_path):
     good = {"results": [{"says": "a", "holds": True}, {"says": "b", "why": "not run: no GPU"}]}
     runs = [
         write_run(tmp_path, "1", result=good),

@@ -62,7 +62,7 @@ def asked(tmp_path, name: str) -> list[str]:
     return json.loads((tmp_path / f"{name}.txt").read_text())
 
 
-def test_a_model_whose_path_has_spaces_and_quotes_reaches_server_and_training_whole(submit, tmp_path):
+def test_a_models_path_with_spaces_and_quotes_arrives_whole(submit, tmp_path):
     model = 'models/it\'s $HOME and "more"'
     done = submit(MODEL=model, FIELDS="-p beta=0.04")
     assert done.returncode == 0, done.stderr
@@ -72,7 +72,7 @@ def test_a_model_whose_path_has_spaces_and_quotes_reaches_server_and_training_wh
     assert training[training.index("--machine_rank") + 1] == "0"
 
 
-def test_on_one_node_the_server_listens_on_the_loopback_interface_at_the_job_s_own_ports(submit, tmp_path):
+def test_on_one_node_a_server_has_loopback_and_the_jobs_ports(submit, tmp_path):
     assert submit().returncode == 0
     server, training = asked(tmp_path, "vllm"), asked(tmp_path, "training")
     port = str(20000 + os.getpid() % 10000)
@@ -94,7 +94,7 @@ class Stranger(http.server.BaseHTTPRequestHandler):
         pass
 
 
-def test_nothing_is_trained_against_a_server_that_somebody_else_started(submit, tmp_path):
+def test_nothing_is_trained_against_somebody_elses_server(submit, tmp_path):
     stranger = http.server.HTTPServer(("127.0.0.1", 0), Stranger)
     threading.Thread(target=stranger.serve_forever, daemon=True).start()
     done = submit(SERVER_PORT=str(stranger.server_port))
@@ -104,7 +104,7 @@ def test_nothing_is_trained_against_a_server_that_somebody_else_started(submit, 
 
 
 @pytest.mark.parametrize(("restarts", "requeued"), [("0", True), ("9", True), ("10", False)])
-def test_a_preempted_job_queues_itself_again_ten_times_and_no_more(submit, tmp_path, restarts, requeued):
+def test_a_preempted_job_queues_itself_again_at_most_ten_times(submit, tmp_path, restarts, requeued):
     done = submit(TRAINING_ENDS="3", SLURM_RESTART_COUNT=restarts)
     assert done.returncode == 3
     assert (f"requeue {os.getpid()}" in (tmp_path / "scontrol.txt").read_text()) == requeued

@@ -94,7 +94,7 @@ def test_what_a_job_writes_while_slurm_answers_stays(tmp_path, monkeypatch):
     assert run.status["state"] == "done"
 
 
-def test_a_run_submitted_while_slurm_named_no_cluster_is_asked_about(tmp_path, monkeypatch):
+def test_a_run_submitted_without_a_cluster_name_is_asked_about(tmp_path, monkeypatch):
     run = create_run("by_hand", {}, tmp_path)
     set_status(run.path, "running", owner={"job": "9", "cluster": None})
     monkeypatch.setattr(slurm_state, "slurm_config", lambda: {"ClusterName": "a"})

@@ -44,7 +44,7 @@ def test_html_of_an_output_is_rebuilt_from_harmless_parts(source, cleaned):
     assert cleaned_html(source) == cleaned
 
 
-def test_an_attribute_cannot_end_before_its_quote_and_shows_what_cannot_be_seen():
+def test_an_attribute_ends_at_its_quote_and_shows_unseen_text():
     assert attribute('a"b\u202e<') == "a&quot;b[U+202E]&lt;"
 
 
@@ -53,14 +53,14 @@ def test_a_long_text_shows_its_beginning_and_end():
     assert shortened("abcd", 4) == "abcd"
 
 
-def test_every_text_and_attribute_is_changed_before_it_is_escaped():
+def test_every_text_and_attribute_is_changed_before_escaping():
     source = f'<q title="a &lt;">a &amp; b</q><img alt="a" src="{IMAGE}">'
     assert cleaned_html(source, lambda text: text.replace("a", "<c>")) == (
         f'<q title="&lt;c&gt; &lt;">&lt;c&gt; &amp; b</q><img alt="&lt;c&gt;" src="{IMAGE}">'
     )
 
 
-def test_an_embedded_image_is_kept_and_one_that_is_none_or_too_large_is_a_note():
+def test_an_image_is_kept_and_a_false_or_too_large_one_is_a_note():
     large = f"data:image/png;base64,{'A' * MOST_IMAGE}"
     source = f'<img src="{IMAGE}"><img src="data:text/html;base64,AAAA" alt="x"><img src="{large}" alt="second">'
     assert cleaned_html(source, where="; it is in <here>") == (
@@ -105,7 +105,7 @@ def test_markup_that_grows_when_it_is_read_is_left_out():
     assert clean_html(source).startswith('<p class="note">Left out: the markup of this output grows')
 
 
-def test_markup_is_cut_before_it_is_parsed_and_what_was_left_out_is_told():
+def test_markup_is_cut_before_parsing_and_says_what_was_left_out():
     page = clean_html("<p>" + "x" * 100_000 + "<script>")
     assert '<p class="note">40,011 of 100,011 characters left out.</p>' in page
     assert len(page) < MOST_MARKUP + 200
@@ -128,7 +128,7 @@ def test_a_large_embedded_image_is_no_markup():
      "<dl><dt>api_key<dd>s3cr3tz9</dl>",
      "api_key=<span title='a'>s3c<i>r3</i></span>tz9", "hf_<i></i>Ab12Ab12Ab12Ab12<b>Ab12Ab12Ab12s3cr3tz9</b>"]
 )  # fmt: skip
-def test_a_secret_in_several_elements_is_one_to_a_reader_and_hidden_as_one(source):
+def test_a_secret_in_several_elements_is_hidden_as_one(source):
     text = "".join(part.partition(">")[2] for part in f">{clean_html(source, hide_tokens)}".split("<"))
     assert "[token]" in text
     assert "tz9" not in text

@@ -35,7 +35,7 @@ def test_progress_names_the_steps_and_the_last_numbers(tmp_path):
     assert facts.progress(write_run(tmp_path, "2026-2")) == {}
 
 
-def test_the_end_of_a_log_is_shown_even_when_it_starts_within_a_character(tmp_path):
+def test_a_logs_end_is_shown_even_from_within_a_character(tmp_path):
     run = write_run(tmp_path)
     assert facts.log_tail(run, str) == ""
     (run.path / "log.txt").write_text("é" * 50_000 + "z", encoding="utf-8")
@@ -44,7 +44,7 @@ def test_the_end_of_a_log_is_shown_even_when_it_starts_within_a_character(tmp_pa
     assert len(tail) <= 4000
 
 
-def test_the_first_and_the_last_completions_are_shown_with_the_columns_of_a_report(tmp_path):
+def test_first_and_last_completions_have_the_columns_of_a_report(tmp_path):
     run = write_run(tmp_path, completions=[{"step": n, "completion": "x", "other": 1} for n in range(32)])
     rows, total, _ = facts.sample_completions(run)
     assert rows == [{"step": n, "completion": "x"} for n in (0, 1, 2, 3, 4, 27, 28, 29, 30, 31)]

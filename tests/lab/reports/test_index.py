@@ -13,7 +13,7 @@ from workbench.runs.run import set_status
 # --- the index -------------------------------------------------------------------------------------------------------
 
 
-def test_the_index_lists_runs_newest_first_with_status_parameters_and_headline(hostile, tmp_path):
+def test_the_index_lists_newest_runs_first_with_their_headline(hostile, tmp_path):
     later = write_run(tmp_path / "runs", "2026-2", notebook="an odd #name 100%", state="failed", result={})
     index = build_index([hostile, later], tmp_path / "reports")
     page = index.read_text()
@@ -40,7 +40,7 @@ def test_the_index_leads_to_the_comparisons_beside_it(hostile, tmp_path):
     assert '<a href="grid-seed%3D0..4.html">grid-seed=0..4</a>' in build_index([hostile], tmp_path).read_text()
 
 
-def test_the_newest_done_run_of_each_notebook_is_a_card_with_finding_and_picture(tmp_path):
+def test_each_notebooks_newest_done_run_is_a_card_with_picture(tmp_path):
     runs = [write_run(tmp_path / "runs", f"2026-{n}", result=RESULT) for n in (1, 2)]
     runs.append(write_run(tmp_path / "runs", "2026-3", state="failed"))
     runs.append(write_run(tmp_path / "runs", "2026-4", notebook="01_first", state="interrupted"))
@@ -75,7 +75,7 @@ def test_an_inconclusive_check_has_no_tick(tmp_path):
 # --- the comparison --------------------------------------------------------------------------------------------------
 
 
-def test_a_comparison_counts_verdicts_over_its_runs_and_separates_what_differs(tmp_path):
+def test_a_comparison_counts_verdicts_and_separates_differences(tmp_path):
     files = {"result": RESULT, "metrics": METRICS}
     runs = [write_run(tmp_path / "runs", f"2026-{n}", params={"seed": n, "model": "m"}, **files) for n in (1, 2, 3)]
     rises = [row | {"holds": True} if row["says"] == "it fell" else row for row in RESULT["results"]]
@@ -106,7 +106,7 @@ def test_a_comparison_of_no_runs_or_hostile_ones_is_a_page(hostile, tmp_path):
 # --- pages of others -------------------------------------------------------------------------------------------------
 
 
-def test_a_page_that_lies_in_a_run_is_never_shown_whatever_its_age(tmp_path):
+def test_a_page_that_lies_in_a_run_is_never_shown_at_any_age(tmp_path):
     """Whoever made the folder made its times too."""
     run = write_run(tmp_path / "runs", result=RESULT)
     forged = run.path / "report.html"
@@ -123,7 +123,7 @@ def test_a_page_that_lies_in_a_run_is_never_shown_whatever_its_age(tmp_path):
     assert "forged" not in copy.read_text() and "out of memory" in copy.read_text()
 
 
-def test_a_run_that_cannot_be_shown_has_a_row_that_says_why_and_the_others_are_shown(tmp_path):
+def test_a_run_that_cannot_be_shown_is_a_row_that_says_why(tmp_path):
     runs = [write_run(tmp_path / "runs", f"2026-{n}", result=RESULT) for n in (1, 2)]
     (runs[0].path / "result.json").write_text("[1")
     page = build_index(runs, tmp_path / "reports").read_text()

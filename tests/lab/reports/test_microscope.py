@@ -60,17 +60,17 @@ def test_each_sign_is_told_of_the_rows_that_show_it(recipe):
     }  # fmt: skip
 
 
-def test_a_trainer_that_tells_stops_itself_masks_only_what_was_cut():
+def test_a_trainer_that_finds_stops_masks_only_what_was_cut():
     table = rows(1, finish_reason=["stop", "length", "stop", "stop"], trl_finish_reason=["length"] * 4)
     assert signs(table, STOCK | {"trainer": "GRPOTrainer"}) == {"cut": [1], "masked": [1]}
 
 
-def test_same_texts_empty_texts_and_two_prompts_in_a_group_are_told():
+def test_copies_empty_texts_and_two_prompts_in_a_group_are_named():
     table = rows(1).assign(completion=["x", "x", "", "y"], prompt=["p", "p", "p", "q"])
     assert signs(table) == {"same": [0, 1], "empty": [2], "mixed": [2, 3]}
 
 
-def test_without_finish_reasons_or_rewards_nothing_is_said_of_them():
+def test_nothing_is_said_of_missing_finish_reasons_or_rewards():
     head, _ = microscope_data([training_of(rows())[0]])
     training = head["trainings"][0]
     assert "why completions ended" in training["lacks"]
@@ -87,7 +87,7 @@ def test_ppo_has_no_groups_and_what_stands_after_eos_is_waste():
     assert "flat" not in training.table
 
 
-def test_a_real_run_whose_requests_shared_a_seed_shows_that_groups_are_copies():
+def test_a_real_run_with_a_shared_seed_shows_groups_of_copies():
     """The healthy twin has 1 of 4 equal by chance: answers are short."""
     copies, healthy = (read_trainings(RUNS / name)[0][0].table for name in ("stock_request_seed", "stock_no_seed"))
     assert copies["same"].mean() == copies["flat"].mean() == 1
@@ -105,7 +105,7 @@ def test_columns_of_odd_values_break_nothing(odd):
 # --- stock TRL -----------------------------------------------------------------------------------------------------
 
 
-def test_a_stock_trl_folder_is_read_with_its_rewards_and_says_what_it_lacks(tmp_path):
+def test_a_stock_folder_shows_its_rewards_and_says_what_it_lacks(tmp_path):
     folder = tmp_path / "completions"
     folder.mkdir()
     for step in (1, 2):
@@ -123,7 +123,7 @@ def test_a_stock_trl_folder_is_read_with_its_rewards_and_says_what_it_lacks(tmp_
 # --- sampling ------------------------------------------------------------------------------------------------------
 
 
-def test_of_more_texts_than_a_browser_takes_every_nth_group_is_shown_whole_and_the_page_says_so(tmp_path, monkeypatch):
+def test_of_too_many_texts_the_page_shows_every_nth_group_whole(tmp_path, monkeypatch):
     monkeypatch.setattr("workbench.lab.reports.microscope.MOST_CHARACTERS", 1000)
     table = rows(100, reward=[0.0, 1.0] * 200).assign(completion="0123456789")
     run = write_run(tmp_path, completions=table.to_dict("records"))
@@ -199,7 +199,7 @@ def test_the_report_links_to_the_page_wherever_it_lies(tmp_path):
         assert (head["total"], groups[0]["completions"]) == (8, ["c0", "c1"])
 
 
-def test_the_trainings_below_a_run_are_on_one_page_and_a_run_without_completions_has_none(tmp_path):
+def test_one_page_has_all_trainings_of_a_run_with_completions(tmp_path):
     run = write_run(tmp_path)
     assert "microscope" not in build_report(run).read_text()
     for name in ("stock/seed-0", "ours/seed-0"):
@@ -229,7 +229,7 @@ def test_a_record_says_that_stock_trl_was_watched(tmp_path):
     assert training.table["mistaken"].all()
 
 
-def test_a_recording_too_large_to_be_read_has_no_page_and_its_report_is_made(tmp_path, monkeypatch):
+def test_too_large_a_recording_has_a_report_but_no_page(tmp_path, monkeypatch):
     monkeypatch.setattr("workbench.lab.reports.trainings.MOST_ROWS", 7)
     run = write_run(tmp_path, completions=rows().to_dict("records"))
     with pytest.raises(RunError, match="8 completions; expected at most 7"):
@@ -268,7 +268,7 @@ def test_the_report_command_takes_the_output_of_stock_trl(tmp_path, capsys):
 
 
 @pytest.mark.slow
-def test_tokens_that_a_watched_training_records_are_those_of_its_texts(starter_folder, tmp_path):
+def test_tokens_recorded_by_a_watch_are_those_of_its_texts(starter_folder, tmp_path):
     from workbench import length_reward, make_recipe
     from workbench.experiments.train import make_trainer
     from workbench.training.grpo import GRPOTrainer

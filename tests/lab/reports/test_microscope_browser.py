@@ -74,7 +74,7 @@ def find(visit, **values) -> str:
     return visit.page.inner_text("#count")
 
 
-def test_it_opens_where_most_is_wrong_and_shows_the_group_side_by_side(browser, plain):
+def test_it_opens_at_the_worst_group_and_shows_it_side_by_side(browser, plain):
     visit = opened(browser, plain)
     visit.check()
     assert here(visit) == "Step 15 of 20, group 1 of 3"
@@ -99,7 +99,7 @@ def test_it_opens_where_most_is_wrong_and_shows_the_group_side_by_side(browser, 
     assert visit.page.locator("#lacks").inner_text().startswith("Not recorded here")
 
 
-def test_the_keyboard_alone_leads_through_steps_and_groups_to_the_search_and_out_of_it(browser, plain):
+def test_the_keyboard_alone_reaches_steps_groups_and_the_search(browser, plain):
     visit = opened(browser, plain)
     assert press(visit, "Home") == "Step 1 of 20, group 1 of 3"
     assert press(visit, "ArrowDown", "ArrowDown") == "Step 1 of 20, group 3 of 3"
@@ -131,7 +131,7 @@ def test_a_link_with_a_step_and_a_group_opens_there(browser, plain, tmp_path):
     assert page.inner_text("#here") == "Step 9 of 20, group 2 of 3"
 
 
-def test_each_filter_narrows_what_is_shown_and_what_the_keys_lead_to(browser, plain):
+def test_each_filter_narrows_what_is_shown_and_what_keys_reach(browser, plain):
     visit = opened(browser, plain)
     assert find(visit, filter_finish="length").startswith("4 completions in 1 group")
     assert here(visit) == "Step 15 of 20, group 2 of 3"
@@ -162,7 +162,7 @@ def test_a_click_on_the_chart_leads_to_that_step(browser, plain):
 
 
 @pytest.mark.parametrize("width", daily([390, 1200], 390))
-def test_hostile_text_runs_nothing_asks_nothing_and_hides_nothing(browser, hostile_page, width):
+def test_hostile_text_runs_asks_and_hides_nothing(browser, hostile_page, width):
     visit = opened(browser, hostile_page, width)
     press(visit, "ArrowDown", "ArrowDown", "ArrowUp")
     visit.check()

@@ -43,7 +43,7 @@ def executed(run, *outputs) -> str:
 # --- cells ---------------------------------------------------------------------------------------------------------
 
 
-def test_headings_of_two_levels_give_the_title_and_the_sections_that_are_not_empty():
+def test_headings_of_two_levels_give_title_and_nonempty_sections():
     notebook = read(v4.new_markdown_cell("# T\nfirst\n## A\nsecond\n## Empty\n## B\n- third"), v4.new_code_cell("x"))
     assert notebook.title == "T"
     assert [section.title for section in notebook.sections] == ["", "A", "B"]
@@ -51,7 +51,7 @@ def test_headings_of_two_levels_give_the_title_and_the_sections_that_are_not_emp
     assert [len(section.blocks) for section in notebook.sections] == [1, 1, 2]
 
 
-def test_the_parameters_cell_gives_the_parameters_and_no_block_of_code():
+def test_the_parameters_cell_gives_parameters_and_no_code_block():
     cell = v4.new_code_cell("seed: int = 3  # of all; 0..9", metadata={"tags": ["parameters"]})
     notebook = read(cell)
     assert (notebook.parameters["seed"].default, notebook.parameters["seed"].help) == (3, "of all")
@@ -65,7 +65,7 @@ def test_neighbouring_pieces_of_a_stream_are_one_output():
     assert [block.partition('ltr">')[2] for block in blocks] == ["1\n2</pre>", "3</pre>", "4</pre>"]
 
 
-def test_cells_that_ran_and_controls_are_counted_and_papermills_banner_is_not_a_cell():
+def test_cells_and_controls_are_counted_papermills_banner_is_not():
     view = v4.new_output("display_data", {"application/vnd.jupyter.widget-view+json": {}, "text/plain": "x"})
     banner = v4.new_markdown_cell("an error", metadata={"tags": ["papermill-error-cell-tag"]})
     notebook = read(banner, v4.new_code_cell("x", outputs=[view], execution_count=1), v4.new_code_cell("y"))
@@ -81,7 +81,7 @@ def test_the_failure_is_the_first_cell_with_an_error():
     assert "two" not in notebook.failure
 
 
-def test_a_run_that_is_going_on_is_read_from_the_notebook_that_is_executing(tmp_path):
+def test_a_going_run_is_read_from_the_executing_notebook(tmp_path):
     run = write_run(tmp_path)
     assert read_notebook(run) is None
     (run.path / "executing.ipynb").write_text('{"cells": [1]}')
@@ -95,7 +95,7 @@ def test_a_run_that_is_going_on_is_read_from_the_notebook_that_is_executing(tmp_
 # --- figures -------------------------------------------------------------------------------------------------------
 
 
-def test_figures_stay_where_the_notebook_has_them_and_the_first_is_the_card_s(hostile_page):
+def test_figures_stay_in_their_places_and_the_first_is_the_cards(hostile_page):
     assert hostile_page.split('<h2 id="notebook"')[1].count("<img ") == 3
     html = {"text/html": '<p>before</p><figure><img alt="a" src="data:image/png;base64,QUJD"></figure>'}
     figure, image = cell_of(display(html)), cell_of(display({"image/png": "WFla"}))
@@ -108,7 +108,7 @@ def test_figures_stay_where_the_notebook_has_them_and_the_first_is_the_card_s(ho
 # --- noise ---------------------------------------------------------------------------------------------------------
 
 
-def test_a_progress_bar_leaves_nothing_and_does_not_split_the_log_around_it():
+def test_a_progress_bar_leaves_nothing_and_splits_no_log():
     bar = "Loading weights:   0%|          | 0/26 [00:00<?, ?it/s]"
     widget = display({"application/vnd.jupyter.widget-view+json": {}, "text/plain": bar})
     outputs = [stream("one\n"), widget, stream(f"\r{bar}\n", "stderr"), stream("two")]
@@ -121,7 +121,7 @@ def test_a_line_that_only_looks_like_a_progress_bar_stays(line):
     assert line in shown(stream(line))[0]
 
 
-def test_a_long_log_and_what_libraries_say_are_folded_with_their_number_of_lines():
+def test_long_logs_and_library_output_are_folded_with_line_count():
     log = "".join(f"step {n}/80\n" for n in range(1, 81))
     out, err = shown(stream(log), stream("Warning: NUMA\n", "stderr"), stream("seed 0: trained\n"))
     assert out.startswith('<details class="log"><summary>81 lines of output, the last: seed 0: trained</summary>')

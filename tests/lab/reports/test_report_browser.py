@@ -41,7 +41,7 @@ def seen(browser, path, width=390, scheme="light") -> Visit:
 
 
 @pytest.mark.parametrize("width", daily([390, 1200], 390))
-def test_a_report_of_hostile_text_runs_nothing_asks_nothing_and_fits_the_window(browser, run, width):
+def test_a_report_of_hostile_text_runs_and_asks_nothing_and_fits(browser, run, width):
     visit = seen(browser, run.path / "report.html", width)
     visit.check()
     shown = visit.page.inner_text("body")
@@ -74,7 +74,7 @@ def test_hostile_text_moves_none_of_its_neighbours(browser, run, width):
     assert visit.page.evaluate(covered) is None  # nothing is laid over the page
 
 
-def test_the_checks_themselves_see_a_request_a_script_a_moved_cell_and_a_wide_page(browser, tmp_path):
+def test_the_checks_see_requests_scripts_moved_cells_wide_pages(browser, tmp_path):
     path = tmp_path / "bad.html"
     path.write_text(
         "<meta charset=utf-8><script>window.ran = 1</script><img src='https://example.org/x.png'>"
@@ -99,7 +99,7 @@ def test_text_has_contrast_in_light_and_dark(browser, run, scheme):
     assert (paper == "rgb(255, 255, 255)") == (scheme == "light")
 
 
-def test_a_printed_report_has_all_verdicts_and_figures_and_no_code(browser, run, tmp_path):
+def test_a_printed_report_has_verdicts_and_figures_and_no_code(browser, run, tmp_path):
     visit = Visit(browser, run.path / "report.html", 794, color_scheme="dark")
     visit.page.emulate_media(media="print", color_scheme="dark")
     assert visit.page.evaluate("getComputedStyle(document.body).backgroundColor") == "rgb(255, 255, 255)"
@@ -142,14 +142,14 @@ def test_finding_and_verdicts_are_on_the_first_screen(browser, plain, scheme):
     assert visit.page.evaluate("document.getElementById('verdicts').getBoundingClientRect().top") < 800
 
 
-def test_on_a_phone_the_measured_column_and_the_whole_figure_are_on_screen(browser, plain):
+def test_on_a_phone_measured_column_and_whole_figure_are_visible(browser, plain):
     visit = Visit(browser, plain.path / "report.html")
     for element in (visit.page.locator("main img").first, visit.page.locator("td", has_text="kept in 100%")):
         box = element.bounding_box()
         assert box["x"] >= 0 and box["x"] + box["width"] <= 390
 
 
-def test_on_a_phone_the_index_shows_curve_headline_and_value_of_a_run(browser, plain, tmp_path):
+def test_on_a_phone_the_index_shows_curve_headline_and_value(browser, plain, tmp_path):
     visit = Visit(browser, build_index([plain], tmp_path))
     visit.check()
     row = visit.page.locator("#runs tbody tr")
@@ -292,7 +292,7 @@ def test_no_style_of_an_output_changes_how_our_verdicts_look(browser, tmp_path, 
     assert seen[:2] == seen[2:]
 
 
-def test_what_a_notebook_shows_as_a_verdict_stands_in_a_frame_and_looks_like_no_verdict_of_ours(browser, tmp_path):
+def test_a_notebooks_own_verdict_is_framed_unlike_one_of_ours(browser, tmp_path):
     page = Visit(browser, report_with(tmp_path, [FORGED]), 1000).page
     forged = page.get_by_text("all 12 checks hold")
     assert forged.count() == 1
@@ -308,7 +308,7 @@ def test_what_a_notebook_shows_as_a_verdict_stands_in_a_frame_and_looks_like_no_
 
 
 @pytest.mark.rare
-def test_accents_stacked_on_a_letter_cover_none_of_its_neighbours(browser, tmp_path):
+def test_accents_stacked_on_a_letter_cover_no_neighbour(browser, tmp_path):
     seen = []
     for name in ("z", "z" + "\u0301" * 900):
         results = [result_row(text, True) for text in ("above", name, "below")]
@@ -319,7 +319,7 @@ def test_accents_stacked_on_a_letter_cover_none_of_its_neighbours(browser, tmp_p
     assert seen[0] == seen[1]
 
 
-def test_a_drawing_is_an_image_that_runs_no_script_and_loads_nothing(browser, tmp_path):
+def test_a_drawing_is_an_image_without_script_that_loads_nothing(browser, tmp_path):
     svg = """<svg xmlns='http://www.w3.org/2000/svg' width='40' height='40' onload='parent.ran = window.ran = 1'>
       <script>parent.ran = window.ran = 1</script><script href='https://example.org/x.js'/>
       <style>@import url(https://example.org/x.css); rect { fill: url(https://example.org/x.svg#a) }</style>
@@ -407,7 +407,7 @@ def test_the_index_is_used_with_the_keyboard_alone(browser, index):
     assert column(visit, "notebook")[0] == "book 1"
 
 
-def test_the_index_filters_by_words_and_state_and_announces_the_count(browser, index):
+def test_the_index_filters_by_words_and_state_and_says_the_count(browser, index):
     visit = Visit(browser, index, 1200)
     count = visit.page.locator("#filter-count")
     assert count.get_attribute("aria-live") == "polite"
@@ -421,7 +421,7 @@ def test_the_index_filters_by_words_and_state_and_announces_the_count(browser, i
     assert (count.inner_text(), column(visit, "run")) == ("0 of 5 runs shown", [])
 
 
-def test_without_script_the_index_shows_every_run_and_no_dead_control(browser, index):
+def test_without_script_the_index_has_every_run_no_dead_control(browser, index):
     visit = Visit(browser, index, java_script_enabled=False)
     assert visit.page.locator("#runs tbody tr").count() == 5
     assert all(row.is_visible() for row in visit.page.locator("#runs tbody tr").all())
@@ -442,7 +442,7 @@ def test_a_phone_shows_paths_and_commits_of_a_comparison_whole(browser, tmp_path
 
 
 @pytest.mark.parametrize("scheme", daily(["light", "dark"], "light"))
-def test_a_comparison_fits_a_phone_has_contrast_and_runs_only_its_own_script(browser, run, tmp_path, scheme):
+def test_a_comparison_fits_a_phone_with_contrast_and_own_script(browser, run, tmp_path, scheme):
     hostile = HOSTILE["script"] + HOSTILE["closing tags"] + HOSTILE["right to left"]
     path = build_comparison([run], tmp_path / "c.html", title=hostile, outcome=hostile, sections={hostile: hostile})
     visit = Visit(browser, path, color_scheme=scheme)

@@ -21,7 +21,7 @@ def limits(page: str) -> str:
 # --- what a report shows ---------------------------------------------------------------------------------------------
 
 
-def test_a_report_shows_state_headline_checks_numbers_claims_parameters_and_environment(tmp_path):
+def test_a_report_has_every_part_from_state_to_environment(tmp_path):
     run = write_run(tmp_path, metrics=METRICS, result=RESULT)
     page = build_report(run).read_text()
     for text in ("done", "passed", "failed", "skipped", "needs 8 GPUs", "lowest", "trl 1.12.0",
@@ -30,12 +30,12 @@ def test_a_report_shows_state_headline_checks_numbers_claims_parameters_and_envi
     assert "checks: 1 passed, 1 failed, 1 skipped" in page
 
 
-def test_verdicts_come_first_then_the_notebook_completions_method_environment_limits(hostile_page):
+def test_verdicts_come_first_then_notebook_method_and_limits(hostile_page):
     names = ("verdicts", "notebook", "completions", "method", "environment", "limits")
     assert order(hostile_page, *(f'<h2 id="{name}"' for name in names))
 
 
-def test_a_report_opens_with_the_first_result_and_the_counts_of_verdicts(tmp_path):
+def test_a_report_opens_with_first_result_and_verdict_counts(tmp_path):
     first = result_row("Stock ends at <0.31>, ours at 0.75.", True)
     page = build_report(write_run(tmp_path, result=RESULT | {"results": [first, *RESULT["results"]]})).read_text()
     head = page[page.index("<header>") : page.index("</header>")]
@@ -43,7 +43,7 @@ def test_a_report_opens_with_the_first_result_and_the_counts_of_verdicts(tmp_pat
     assert order(head, "Stock ends at &lt;0.31&gt;, ours at 0.75.", *verdicts)
 
 
-def test_a_report_speaks_of_published_claims_only_where_one_is_quoted(tmp_path):
+def test_a_report_has_published_claims_only_if_one_is_quoted(tmp_path):
     own = RESULT | {"results": [result_row("It ends at 3.", True)]}
     heads = [
         build_report(write_run(tmp_path / name, result=result)).read_text()
@@ -59,7 +59,7 @@ def test_a_toy_run_is_called_one(hostile_page, tmp_path):
     assert "Toy scale" not in build_report(real).read_text()
 
 
-def test_the_method_says_how_to_repeat_the_run_and_what_each_parameter_means(tmp_path):
+def test_the_method_explains_parameters_and_repeating_the_run(tmp_path):
     run = write_run(tmp_path, params={"seed": 7, "stop": "a b", "before": " the"})
     write_notebook_of(run, ["x", "y"])
     page = build_report(run).read_text()
@@ -69,7 +69,7 @@ def test_the_method_says_how_to_repeat_the_run_and_what_each_parameter_means(tmp
     assert '<strong>7</strong></td><td data-name="default: ">0</td>' in page
 
 
-def test_limits_name_what_fails_what_was_not_run_and_what_the_environment_lacks(tmp_path):
+def test_limits_name_what_failed_was_not_run_or_is_not_installed(tmp_path):
     left_out = result_row("steps are faster", None, "not run: needs 8 GPUs", "A1")
     run = write_run(tmp_path, result=RESULT | {"results": [*RESULT["results"], left_out]}, metrics=METRICS)
     told = limits(build_report(run).read_text())
@@ -81,7 +81,7 @@ def test_limits_name_what_fails_what_was_not_run_and_what_the_environment_lacks(
 
 
 @pytest.mark.parametrize("state", ["queued", "running", "failed", "interrupted"])
-def test_a_run_in_any_state_has_a_report_that_starts_with_the_state(tmp_path, state):
+def test_the_report_of_a_run_in_any_state_starts_with_the_state(tmp_path, state):
     run = write_run(tmp_path, state=state)
     page = build_report(run).read_text()
     assert re.search(rf'State: <span class="(bad|odd)">{state}</span>', page)
@@ -93,7 +93,7 @@ def test_a_run_in_any_state_has_a_report_that_starts_with_the_state(tmp_path, st
     assert order(page, "State:", 'id="ended"', 'id="verdicts"')
 
 
-def test_a_failed_run_shows_error_failing_cell_traceback_and_the_end_of_its_log_before_anything_else(tmp_path):
+def test_a_failed_run_shows_error_cell_traceback_and_log_first(tmp_path):
     run = write_run(tmp_path, metrics=METRICS)
     (run.path / "log.txt").write_text("first line\n" + "noise\n" * 5000 + "last words\n")
     write_json(run.path / "progress.json", {"step": 20, "max_steps": 80})
@@ -122,7 +122,7 @@ def test_hostile_text_is_shown_as_written(hostile_page, text):
     assert text.replace("<", "&lt;").replace(">", "&gt;") in hostile_page
 
 
-def test_no_character_that_hides_or_reorders_text_is_left_and_each_has_its_label(hostile_page):
+def test_characters_that_hide_or_reorder_text_become_labels(hostile_page):
     assert not UNSEEN.search(hostile_page)
     for label in ("U+202E", "U+2067", "U+200F", "U+001B", "U+0000", "U+D800", "U+2028", "U+E0041", "U+000D"):
         assert f">{label}</mark>" in hostile_page, label
@@ -139,7 +139,7 @@ def test_links_within_a_report_lead_to_its_own_parts(tmp_path):
     assert "verdicts" in targets and targets <= set(re.findall(r'id="([^"]+)"', page))
 
 
-def test_report_loads_nothing_and_leads_only_to_threads_of_claims(hostile_page):
+def test_a_report_loads_nothing_and_leads_only_to_claim_threads(hostile_page):
     threads = {to for claim in load_claims().values() for to in claim.links.values()}
     for attributes in Elements(hostile_page).attributes:
         for name in ("src", "href", "srcset", "action", "data", "poster"):
@@ -152,12 +152,12 @@ def test_report_loads_nothing_and_leads_only_to_threads_of_claims(hostile_page):
 # --- pages -----------------------------------------------------------------------------------------------------------
 
 
-def test_reports_go_beside_the_runs_and_redacted_ones_to_a_folder_of_their_own(tmp_path):
+def test_only_redacted_reports_go_to_a_folder_of_their_own(tmp_path):
     assert default_folder(tmp_path / "runs") == tmp_path / "reports"
     assert default_folder(tmp_path / "runs", redact=True) == tmp_path / "reports-redacted"
 
 
-def test_a_page_escapes_every_value_and_has_no_script_unless_it_is_given_one(tmp_path):
+def test_a_page_escapes_every_value_and_has_only_given_scripts(tmp_path):
     page = render(
         "index.html.j2", title="<b>\u202e", rows=[], comparisons={}, redacted=False, audits={"text": "", "mark": ""}
     )

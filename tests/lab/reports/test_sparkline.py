@@ -19,7 +19,7 @@ def training(run, folder: str, *rewards):
     (run.path / folder / "metrics.jsonl").write_text("\n".join(lines) + "\n")
 
 
-def test_a_curve_goes_from_the_first_step_at_the_left_to_the_last_and_up_where_the_reward_rises(tmp_path):
+def test_a_curve_runs_left_to_right_and_up_where_rewards_rise(tmp_path):
     run = write_run(tmp_path, metrics=[{"step": n, "reward": 2.0 * n} for n in range(1, 6)])
     svg = sparkline(run)
     assert points(svg) == [[[2, 28], [31, 22], [60, 15], [89, 8], [118, 2]]]
@@ -33,7 +33,7 @@ def test_of_a_long_log_some_points_are_drawn_and_the_shape_stays(tmp_path):
     assert line == sorted(line, key=lambda p: (p[0], -p[1]))
 
 
-def test_a_run_of_several_settings_shows_one_seed_of_each_and_none_that_has_fewer(tmp_path):
+def test_of_several_settings_those_with_most_seeds_show_one_each(tmp_path):
     run = write_run(tmp_path)
     for seed in range(2):
         training(run, f"stock/seed-{seed}", 1, 0)
@@ -42,7 +42,7 @@ def test_a_run_of_several_settings_shows_one_seed_of_each_and_none_that_has_fewe
     assert [line[-1][1] for line in points(sparkline(run))] == [2.0, 28.0]
 
 
-def test_a_log_that_is_missing_damaged_hostile_or_a_link_gives_no_curve(tmp_path):
+def test_a_missing_damaged_hostile_or_linked_log_gives_no_curve(tmp_path):
     assert sparkline(write_run(tmp_path, "1")) == ""
     for n, text in enumerate(
         ['{"step": 1, "reward": "<b>"}\n{"step": NaN, "reward": 1}\n', "[1\n" * 9, '{"step": 1, "reward": 2}\n']
@@ -56,7 +56,7 @@ def test_a_log_that_is_missing_damaged_hostile_or_a_link_gives_no_curve(tmp_path
     assert sparkline(linked) == ""
 
 
-def test_one_seed_is_a_limit_of_what_was_trained_with_one_seed_only(tmp_path):
+def test_one_seed_is_a_limit_only_of_what_was_trained_with_one(tmp_path):
     def told(run):
         return [line for line in limits(run, run.status, {}, {"git_commit": "abc"}, None) if "seed" in line]
 

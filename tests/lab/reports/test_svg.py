@@ -24,7 +24,7 @@ def test_a_secret_in_a_drawing_is_hidden_wherever_it_stands(inner):
     assert "[token]" in hidden and "tz9" not in hidden
 
 
-def test_paths_and_users_in_a_drawing_are_hidden_and_its_comments_go():
+def test_a_drawing_loses_comments_and_hides_paths_and_users():
     source = drawing("<!-- by zoe --><text>/home/zoe/x</text><g>of zoe</g><rect width='1 2'/>")
     hidden = hide_in_svg(source, Redactor(users=["zoe"]).text)
     assert "zoe" not in hidden and "<text>[path]</text><g>of [user]</g>" in hidden
@@ -46,6 +46,6 @@ def test_a_plot_of_matplotlib_stays_whole():
 @pytest.mark.parametrize(
     "source, reason", [(drawing("<g>"), "not well-formed"), (drawing("<g>" * 5000 + "</g>" * 5000), "nested too deep")]
 )
-def test_what_is_no_drawing_or_nested_too_deep_is_refused_with_the_reason(source, reason):
+def test_no_drawing_or_too_deep_a_one_is_refused_with_the_reason(source, reason):
     with pytest.raises(ValueError, match=reason):
         hide_in_svg(source, str)

@@ -42,7 +42,7 @@ def test_a_model_s_folder_is_shown_by_its_name(tmp_path):
     )
 
 
-def test_runs_that_are_not_done_or_logged_nothing_are_named_and_left_out(tmp_path):
+def test_runs_not_done_or_without_a_log_are_named_and_left_out(tmp_path):
     silent = write_run(tmp_path / "runs", "silent", notebook="grid", params=FULL)
     entries = [entry(tmp_path / "runs", 0, 1e-4), entry(tmp_path / "runs", 1, 1e-4, state="failed")]
     entries += [Entry({"seed": 2}, FULL, "run", silent), Entry({"seed": 3}, FULL, "run")]
@@ -65,14 +65,14 @@ def test_runs_of_different_code_are_named_by_the_page(tmp_path):
     assert "Resumed with other code" not in page and "different code" not in page
 
 
-def test_sweeps_that_differ_have_files_that_differ_and_a_long_grid_a_short_name(tmp_path):
+def test_each_sweep_has_its_own_file_a_long_grid_a_short_name(tmp_path):
     grids = [f"{'x' * 200}0", f"{'x' * 200}1", "<s>", "</s>", "/s"]
     names = {build_sweep_report("grid", {"title": grid}, [], tmp_path).name for grid in grids}
     assert len(names) == len(grids)
     assert all(len(name) < 120 for name in names)
 
 
-def test_a_redacted_sweep_has_nothing_hidden_in_its_figure_or_name_and_formulas_are_text(tmp_path, monkeypatch):
+def test_a_redacted_sweep_shows_no_secret_and_formulas_are_text(tmp_path, monkeypatch):
     monkeypatch.setenv("USER", "alicexyz")
     entries = []
     for n, title in enumerate(("/home/alicexyz/m1", "/home/alicexyz/m2", r"$\boxed{$")):
@@ -103,7 +103,7 @@ def test_what_cannot_be_used_is_a_line_of_the_page(tmp_path, monkeypatch):
     assert page.count("AttributeError") + page.count("TypeError") + page.count("ValueError") >= 3
 
 
-def test_a_documented_run_has_a_verdict_where_the_unit_is_the_same_and_the_interval_is_named_by_the_table(tmp_path):
+def test_a_documented_run_of_the_same_unit_has_a_verdict(tmp_path):
     entries = [entry(tmp_path / "runs", seed, 1e-4) for seed in range(2)]
     page = build_sweep_report("grid", {"seed": "0..1"}, entries, tmp_path / "reports").read_text()
     assert "Documented runs in the same unit" not in page

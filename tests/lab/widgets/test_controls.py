@@ -11,7 +11,7 @@ from workbench.lab.widgets.controls import Choices, Explorer, as_jupyter_output,
 from workbench.runs.text import html_table
 
 
-def test_a_static_twin_makes_no_widget_and_shows_what_the_widget_starts_with(sampler, prompt, tmp_path):
+def test_a_static_twin_shows_the_widgets_start_without_a_widget(sampler, prompt, tmp_path):
     run = write_run(tmp_path, metrics=METRICS)
     documented = [load_baseline(name) for name in list_baselines()[:3]]
     about = {"tolerance": 5.0}
@@ -44,7 +44,7 @@ def test_every_control_has_a_description_and_a_tooltip(sampler, prompt, tmp_path
     assert all(c.description.strip() and c.tooltip.strip() for c in controls)
 
 
-def test_a_refusal_and_a_failure_are_told_in_words_and_the_last_good_result_stays():
+def test_a_refusal_or_failure_is_words_and_the_last_result_stays():
     class Answer:
         def __init__(self, text):
             self.text = text
@@ -100,13 +100,13 @@ def test_a_list_without_options_says_so():
     assert label.value == "runs: none are there"
 
 
-def test_a_list_says_which_key_opens_it_and_text_counts_once_it_is_left():
+def test_a_list_names_its_key_and_text_counts_once_it_is_left():
     listed = control(ipywidgets.Dropdown, "dtype", "of weights", options=["a"])
     assert listed.tooltip == "of weights; Space opens the list"
     assert control(ipywidgets.Text, "ids", "numbers", value="7").continuous_update is False
 
 
-def test_a_state_is_a_sign_and_a_word_and_read_out_and_its_text_is_inert():
+def test_a_state_is_a_sign_and_a_word_read_out_with_inert_text():
     line = status_line("failed", "<b>no</b>")
     assert 'role="status"' in line and "\u2717 failed: &lt;b&gt;no&lt;/b&gt;" in line and "bold" in line
     assert "\u2022 queued: " in status_line("queued", "waits") and "bold" not in status_line("queued", "waits")

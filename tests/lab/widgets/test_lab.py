@@ -61,7 +61,7 @@ def press(lab, button: str) -> None:
     control.press("Enter")
 
 
-def test_a_training_stops_by_its_button_while_it_trains_and_continue_takes_it_to_the_end(lab, folder):
+def test_a_training_stops_by_button_and_continue_completes_it(lab, folder):
     lab.open(copy_notebook("05", folder, steps=24))
     lab.run_all()
     lab.page.locator(OUTPUT, has_text=re.compile(r"step [1-9]\d* of 24; .* s a step")).wait_for()
@@ -87,7 +87,7 @@ def test_a_training_stops_by_its_button_while_it_trains_and_continue_takes_it_to
     assert run.status["state"] == "running"  # of this kernel, which has the notebook's other cells before it
 
 
-def test_a_control_moved_by_keyboard_changes_the_result_and_leaves_the_notebook_alone(lab, folder):
+def test_the_keyboard_changes_the_result_and_not_the_notebook(lab, folder):
     lab.open(copy_notebook("03", folder, last="padding_explorer("))
     lab.run_all()
     family = lab.page.get_by_label("model family")
@@ -105,7 +105,7 @@ def test_a_control_moved_by_keyboard_changes_the_result_and_leaves_the_notebook_
     assert lab.page.evaluate("document.activeElement.labels[0].innerText") == "padding side"
 
 
-def test_a_box_ticked_off_by_keyboard_takes_a_documented_run_out_of_the_comparison(lab, folder):
+def test_a_box_unticked_by_key_takes_a_documented_run_out(lab, folder):
     lab.open(copy_notebook("06", folder, last="run_comparer("))
     lab.run_all()
     wait_for_state(lab, "ready")
@@ -120,7 +120,7 @@ def test_a_box_ticked_off_by_keyboard_takes_a_documented_run_out_of_the_comparis
     wait_for_state(lab, "ready")
 
 
-def test_nothing_outside_this_machine_is_asked_for_and_no_news_pop_up(lab):
+def test_nothing_outside_this_machine_is_asked_and_no_news_shown(lab):
     assert lab.foreign == []
     assert lab.page.get_by_text("javascript error").count() == 0
     assert lab.page.get_by_text("Jupyter news").count() == 0

@@ -9,7 +9,7 @@ from workbench.lab.widgets import padding_explorer
 from workbench.lab.widgets.padding_explorer import plot_deltas, score_deltas, show_padding
 
 
-def test_learned_positions_move_by_nats_behind_left_pads_and_by_rounding_with_position_ids():
+def test_left_pads_move_by_nats_or_with_position_ids_by_rounding():
     found = show_padding("gpt2", "left", "float32")
     assert "wrong without position ids" in found.caption
     numbers = found.table.set_index("positions").drop(columns="text")
@@ -27,7 +27,7 @@ def test_largest_difference_is_one_number_everywhere(family):
     assert re.findall(r"[\d.]+e-\d+", shown.caption) == ["1e-07"]  # below which a difference is drawn as 0
 
 
-def test_right_padding_moves_nothing_and_deltas_are_nan_beyond_a_text():
+def test_right_padding_moves_nothing_and_beyond_a_text_is_nan():
     from workbench.experiments.toys.families import family_model, random_texts
 
     deltas = score_deltas(family_model("gpt2"), random_texts(9, 5), side="right", pads=3)
@@ -37,7 +37,7 @@ def test_right_padding_moves_nothing_and_deltas_are_nan_beyond_a_text():
         assert set(map(bool, values[1] != values[1])) == {False, True}
 
 
-def test_choosing_another_family_and_side_changes_the_heat_map_and_its_alt_text():
+def test_another_family_and_side_change_heat_map_and_alt_text():
     explorer = padding_explorer()
     before = explorer.result.value
     explorer.controls["family"].value = "llama"
@@ -62,7 +62,7 @@ def test_an_unknown_family_dtype_or_side_is_refused(wrong):
         show_padding(**{"family": "gpt2", "side": "left", "dtype": "float32"} | wrong)
 
 
-def test_a_heat_map_writes_each_difference_in_nats_and_leaves_out_what_a_text_does_not_have():
+def test_a_heat_map_writes_nats_and_leaves_out_missing_tokens():
     ax = Figure().subplots()
     plot_deltas(ax, np.array([[1e-1, 1e-3], [0.0, np.nan]]))
     assert [text.get_text() for text in ax.texts] == ["0.10", "1e-3", "0"]

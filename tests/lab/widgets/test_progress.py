@@ -5,7 +5,7 @@ from workbench.lab.widgets.progress import TrainingProgress
 from workbench.runs.run import create_run
 
 
-def test_progress_says_step_pace_and_time_left_and_shows_completions_as_text(tmp_path):
+def test_progress_says_step_pace_and_time_and_shows_completions(tmp_path):
     rows = [{"step": 20, "prompt": "p", "completion": text, "finish_reason": "stop", "reward": -1.25} for text in "ab"]
     rows[0]["completion"] = HOSTILE.replace("\ud800", "")
     run = write_run(tmp_path, metrics=METRICS, completions=rows)

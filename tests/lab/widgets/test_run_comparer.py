@@ -10,7 +10,7 @@ from workbench.lab.widgets import run_comparer
 from workbench.lab.widgets.run_comparer import compare_runs
 
 
-def test_the_comparer_draws_what_is_chosen_and_says_what_is_left_out(tmp_path):
+def test_the_comparer_draws_the_chosen_and_says_what_is_left_out(tmp_path):
     runs = [write_run(tmp_path, "a", metrics=METRICS), write_run(tmp_path, "b", state="failed")]
     documented = [load_baseline(name) for name in list_baselines()[:3]]
     explorer = run_comparer(runs, documented, tolerance=5.0)

@@ -15,7 +15,7 @@ def test_each_token_is_kept_or_spells_the_stop_or_is_wasted(sampler):
     assert row.completion == "<search>opals</search>"
 
 
-def test_eos_and_a_token_id_are_stops_of_one_token_and_a_row_without_any_is_kept_whole(sampler):
+def test_eos_and_token_ids_end_a_row_and_one_without_stays_whole(sampler):
     tokenizer = sampler.tokenizer
     words = tokenizer.encode("I think it is")
     eos = tokenizer.eos_token_id
@@ -32,14 +32,14 @@ def test_every_role_is_written_out_beside_its_colour(sampler):
         assert f"<br>{role}</small>" in page and mark in page
 
 
-def test_a_back_end_with_the_stops_keeps_what_the_rule_keeps_of_the_whole_row(sampler, prompt):
+def test_a_back_end_with_stops_keeps_what_the_rule_keeps(sampler, prompt):
     found = show_stops("transformers", sampler, StopSpec(stop=("</search>",)), prompt=prompt, limit=24)
     assert len(found.rows) == 2
     assert all("the same tokens" in row.sampling for row in found.rows)
     assert all("wasted" in row.roles and len(row.ids) == 24 for row in found.rows)
 
 
-def test_editing_the_stops_changes_the_view_and_bad_stops_are_refused_in_the_library_s_words(sampler):
+def test_edited_stops_change_the_view_and_bad_ones_are_refused(sampler):
     explorer = stop_explorer({"transformers": sampler}, text="<search>opals</search> Then I")
     strings, ids = explorer.controls["strings"], explorer.controls["token_ids"]
     assert "no stop matched" in explorer.result.value

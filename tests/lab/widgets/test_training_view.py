@@ -39,7 +39,7 @@ def run(tmp_path):
     return create_run("by_hand", {"seed": 0}, tmp_path, state="running")
 
 
-def test_stop_ends_the_training_after_its_step_and_continue_takes_it_to_the_end(run):
+def test_stop_ends_a_training_after_its_step_continue_resumes_it(run):
     training = FakeTraining(run, steps=10**9)
     view = watch(run, train=training, every=0.02)
 
@@ -108,7 +108,7 @@ def test_the_kernel_s_interrupt_stops_like_the_button(run):
         asyncio.run(interrupt())
 
 
-def test_an_error_in_the_training_thread_reaches_the_cell_and_the_view(run):
+def test_an_error_in_the_training_reaches_the_cell_and_the_view(run):
     def broken():
         raise ValueError("<b>no</b> such reward")
 
@@ -119,7 +119,7 @@ def test_an_error_in_the_training_thread_reaches_the_cell_and_the_view(run):
     assert not view.go_on.disabled
 
 
-def test_without_controls_it_is_the_call_in_the_calling_thread_and_its_result(run, capsys):
+def test_without_controls_it_is_a_call_in_the_calling_thread(run, capsys):
     before, where = widgets_alive(), []
     trainer = asyncio.run(
         train_live(run, lambda: where.append(threading.current_thread()) or "trainer", interactive=False)
@@ -144,7 +144,7 @@ def test_without_controls_an_interrupt_ends_the_training_at_once(run):
     assert signal.getsignal(signal.SIGINT) is before
 
 
-def test_a_run_that_trains_elsewhere_is_followed_to_its_end_and_can_be_asked_to_stop(tmp_path):
+def test_a_run_elsewhere_is_followed_to_its_end_or_stopped(tmp_path):
     run = write_run(tmp_path, state="running")
     view = watch(run, every=0.02)
     assert view.go_on.disabled and not view.stop.disabled
@@ -184,7 +184,7 @@ def test_a_damaged_folder_is_named_and_does_not_end_the_view(run):
 
 
 @pytest.mark.slow
-def test_a_real_grpo_training_stops_by_its_button_and_goes_on_to_its_last_step(starter_folder, run):
+def test_a_real_training_stops_by_button_and_goes_on_to_its_end(starter_folder, run):
     from workbench.experiments.recipes import make_recipe
     from workbench.experiments.train import train
     from workbench.training.rewards import length_reward
