@@ -186,6 +186,23 @@ def placebos_csv() -> str:
     return csv_text(head, rows)
 
 
+def summary(rows: list[dict], verdicts: dict[str, str]) -> dict[str, str]:
+    """Say in a line what the trainings of each arm learned and what the report named, and how each placebo compares.
+
+    Example:
+        >>> row = {"arm": "exact", "right before": 0.2, "right after": 0.61, "named": "", "verdict": "names nothing"}
+        >>> summary([row, row | {"right after": 0.5}], {"random": "Inconclusive."})
+        {'exact': '20% to 61%, 50%; the report: names nothing', 'exact less placebo random': 'Inconclusive.'}
+    """
+    lines = {}
+    for arm in dict.fromkeys(row["arm"] for row in rows):
+        of = [row for row in rows if row["arm"] == arm]
+        named = dict.fromkeys(row["named"].partition(",")[0] or row["verdict"] for row in of)
+        after = ", ".join(f"{row['right after']:.0%}" for row in of)
+        lines[arm] = f"{of[0]['right before']:.0%} to {after}; the report: {' / '.join(named)}"
+    return lines | {f"{EXACT} less placebo {kind}": says for kind, says in verdicts.items()}
+
+
 def counts(rows: list[dict], hacks: Collection[str]) -> tuple[str, str]:
     """Say in how many trainings the hack was named first and where it could not be told, and in how many none was."""
     hacked = [row for row in rows if row["arm"] in hacks]
@@ -242,7 +259,8 @@ def main() -> None:
                 train_arms({arm: arms[arm]}, out_dir=folder / "arms", seeds=[seed])
     rows = rows_of(folder / "arms", asked.model, known)
     verdicts = {kind: str(report) for kind in PLACEBOS if (report := against(rows, kind)) is not None}
-    publish(settings | {"runs": rows, "placebos": verdicts}, asked.out)
+    shown = {"unit": f"{asked.steps} steps, right answers of {ASKED} held out", "summary": summary(rows, verdicts)}
+    publish(settings | {"runs": rows, "placebos": verdicts} | (shown if asked.model != "toy" else {}), asked.out)
 
 
 if __name__ == "__main__":

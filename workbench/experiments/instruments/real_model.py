@@ -61,7 +61,7 @@ def _words(says: str) -> str:
 
 
 def measured_on_smollm2(name: str) -> HTML | str:
-    """Show what a program of `benchmarks/` measured on SmolLM2-135M-Instruct without training it, as a table.
+    """Show what a program of `benchmarks/` measured on SmolLM2-135M-Instruct, as a table.
 
     Args:
         name: of the program and its stored result, such as `bf16_padding`.
