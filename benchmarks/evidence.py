@@ -21,9 +21,8 @@ from tools.record import (
 )
 from workbench.curves.documented import Baseline, list_baselines, load_baseline
 from workbench.curves.figures import DescribedFigure
-from workbench.curves.stats import crossed_interval, seed_interval
+from workbench.experiments.instruments.custom_stops import held_out_gain, stops_figure
 from workbench.experiments.instruments.custom_stops import recorded as by_seed
-from workbench.experiments.instruments.custom_stops import stops_figure
 from workbench.runs.files import read_json
 from workbench.runs.results import Result
 
@@ -154,9 +153,6 @@ def recorded(experiment: str) -> dict[str, dict[str, Baseline]]:
     return tasks
 
 
-MASKED = ("workbench, masked", "stock trl, masked")
-
-
 def held_out(one: Baseline) -> dict[str, list[float]]:
     """Return seed -> the share of held-out questions answered right at each look; empty where there was no look."""
     return one.curves.get("eval_accuracy", {}).get("by_seed", {})
@@ -164,22 +160,14 @@ def held_out(one: Baseline) -> dict[str, list[float]]:
 
 def effect(arms: dict[str, Baseline]) -> tuple[str, bool | None]:
     """Say what the workbench's masked arm gains over stock TRL's on held-out questions, and whether that is surely above 0."""
-    known = {arm.lower(): held_out(one) for arm, one in arms.items()}
-    if not known.keys() >= set(MASKED):
+    known = {arm.lower(): one for arm, one in arms.items()}
+    if not {"workbench, masked", "stock trl, masked"} <= known.keys():
         return f"recorded: {'; '.join(arms)}", None
-    answers = {arm.lower(): one.recorded.get("answers", {}) for arm, one in arms.items()}
-    asked = answers if all(answers[arm] for arm in MASKED) else known
-    ours, stock = (asked[arm] for arm in MASKED)
-    seeds = sorted(ours.keys() & stock.keys())
-    if not seeds:
+    gain = held_out_gain(known["workbench, masked"], known["stock trl, masked"])
+    if gain is None:
         return "recorded, no seed in both arms", None
-    if asked is answers:
-        gain = crossed_interval([np.subtract(ours[seed], stock[seed]) for seed in seeds])
-        counts = f"seeds: {len(seeds)}, questions: {len(ours[seeds[0]])}"
-    else:
-        gains = sorted(ours[seed][-1] - stock[seed][-1] for seed in seeds)
-        gain, counts = seed_interval(gains, np.random.default_rng(0), statistic=np.mean), f"seeds: {len(seeds)}"
-    says = f"workbench less stock TRL, both masked, on held-out questions: {gain.in_brief('+.2f')}, {counts}"
+    over = gain.about.partition(", ")[2] if "questions" in gain.about else f"seeds: {gain.n}"
+    says = f"workbench less stock TRL, both masked, on held-out questions: {gain.in_brief('+.2f')}, {over}"
     return says, gain.above(0)[0]
 
 

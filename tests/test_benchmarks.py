@@ -164,7 +164,7 @@ def test_the_effect_on_a_real_model_obeys_its_interval():
     answers = [{str(seed): [one] * 4 for seed in range(3)} for one in (0.0, 1.0)]
     stock, ours = (dataclasses.replace(known, recorded=known.recorded | {"answers": of}) for of in answers)
     says, above = evidence.effect({"stock TRL, masked": stock, "workbench, masked": ours})
-    assert above and says.endswith("+1.00 (+1.00 to +1.00), seeds: 3, questions: 4")
+    assert above and says.endswith("+1.00 (+1.00 to +1.00), 3 seeds and 4 questions")
     assert evidence.effect({"stock TRL, masked": stock, "workbench, masked": arm([0.0, 0.9, 0.1])})[1] is None
 
 

@@ -14,6 +14,7 @@ from matplotlib.ticker import MaxNLocator, PercentFormatter
 
 from ...curves.documented import Baseline
 from ...curves.figures import COLORS, DescribedFigure, apart
+from ...curves.stats import Interval, crossed_interval, seed_interval
 from ...errors import refusal
 from ...generation.preflight import check_tokenizers, save_policy
 from ...generation.stops import StopSpec
@@ -103,6 +104,23 @@ def recorded(one: Baseline) -> list[pd.DataFrame]:
     return [
         pd.DataFrame({name: pd.Series(c[n].y, index=c[n].x.astype(int)) for name, c in curves.items()}) for n in seeds
     ]
+
+
+def held_out_gain(ours: Baseline, theirs: Baseline) -> Interval | None:
+    """How many more held-out questions one recorded arm answers right at its end than another: an interval of the share.
+
+    It is over seeds and questions where both arms have each answer, else over seeds. None if no seed is in both.
+    """
+    answers = [one.recorded.get("answers", {}) for one in (ours, theirs)]
+    looks = [one.curves.get("eval_accuracy", {}).get("by_seed", {}) for one in (ours, theirs)]
+    first, second = answers if all(answers) else looks
+    seeds = sorted(first.keys() & second.keys(), key=str)
+    if not seeds:
+        return None
+    if all(answers):
+        return crossed_interval([np.subtract(first[seed], second[seed]) for seed in seeds])
+    gains = sorted(first[seed][-1] - second[seed][-1] for seed in seeds)
+    return seed_interval(gains, np.random.default_rng(0), statistic=np.mean)
 
 
 def useful_steps(seed: pd.DataFrame) -> tuple[int, int]:
