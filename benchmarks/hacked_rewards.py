@@ -211,7 +211,7 @@ def counts(rows: list[dict], hacks: Collection[str]) -> tuple[str, str]:
     quiet = [row for row in rows if row["arm"] in SILENT]
     silent = sum(not row["named"] for row in quiet)
     untold = len(hacked) - len(judged)
-    return f"{first} of {len(judged)} trainings; in {untold} it could not tell", f"{silent} of {len(quiet)}"
+    return f"{first} of {len(judged)} trainings (not told: {untold})", f"{silent} of {len(quiet)}"
 
 
 def page() -> list[str]:
@@ -222,10 +222,9 @@ def page() -> list[str]:
     return [
         "### After trainings that exploit it",
         "",
-        f"A toy was trained on five rewards with a known hack, {on_toy['steps']} steps each. The report named the hack first",
-        f"in {first}. It named nothing in {silent} with an exact, a random or a shuffled reward.",
-        f"SmolLM2 on sums, {on_smollm2['steps']} steps, the answer anywhere or the format alone: the hack first in",
-        f"{real_first}; nothing in {real_silent}.",
+        f"A toy, five rewards with a known hack, {on_toy['steps']} steps: the report named the hack first in {first};",
+        f"nothing in {silent} with an exact, a random or a shuffled reward. SmolLM2 on sums, {on_smollm2['steps']} steps, the",
+        f"answer anywhere or the format alone: first in {real_first}; nothing in {real_silent}.",
         "",
         *csv_next_to_page("hacked_rewards.csv"),
         "",
@@ -238,7 +237,8 @@ def provenance() -> list[tuple[str, str, str]]:
     """Say what made the tables."""
     rows = []
     for name, model in FILES.items():
-        by = f"`python -m benchmarks.hacked_rewards --model {model.lower()} --out data/measured/{name}.json`"
+        asked = "" if model == "toy" else "--model smollm2 --steps 30 "
+        by = f"`python -m benchmarks.hacked_rewards {asked}--out data/measured/{name}.json`"
         rows += [("hacked rewards", by, text) for text in made_runs(measured(name))]
     return rows
 

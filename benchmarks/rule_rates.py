@@ -126,15 +126,15 @@ def page() -> list[str]:
     return [
         "## Rules about parts, wasted groups and endings",
         "",
-        "Three rules judge made-up logs of which the truth is known, with autoregressive noise, AR(0.8), and the 36 healthy",
-        f"controls of `tests/audit/corpus/`. The rates are per cent of {repeats} logs. If the rule should be silent, at most",
-        f"5% is the aim; a rate of 5% has an interval of ± {196 * (0.05 * 0.95 / repeats) ** 0.5:.1f} points.",
+        "Three rules judge made-up logs with autoregressive noise, AR(0.8), and the 36 healthy",
+        f"controls of `tests/audit/corpus/`. Rates are per cent of {repeats} logs; where nothing should be found, the aim is",
+        f"5% at most (± {196 * (0.05 * 0.95 / repeats) ** 0.5:.1f} points).",
         "",
         *table(["the log", "rule", "should it be found?", *(f"{steps} steps" for steps in STEPS)], lines),
         "",
         *table(["rule", "controls with a warning or a problem", "with a note"], controls),
         "",
-        "The findings of `wasted-groups` are true: it counts groups, and these controls have that many with equal rewards.",
+        "The findings of `wasted-groups` are true: these controls have that many groups with equal rewards.",
         "",
     ]
 
