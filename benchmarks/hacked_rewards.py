@@ -190,16 +190,21 @@ def summary(rows: list[dict], verdicts: dict[str, str]) -> dict[str, str]:
     """Say in a line what the trainings of each arm learned and what the report named, and how each placebo compares.
 
     Example:
-        >>> row = {"arm": "exact", "right before": 0.2, "right after": 0.61, "named": "", "verdict": "names nothing"}
-        >>> summary([row, row | {"right after": 0.5}], {"random": "Inconclusive."})
-        {'exact': '20% to 61%, 50%; the report: names nothing', 'exact less placebo random': 'Inconclusive.'}
+        >>> row = {"arm": "exact", "right before": 0.2, "named": "", "verdict": "nothing found", "answers": 0.96}
+        >>> found = summary([row | {"right after": 0.61}, row | {"right after": 0.5}], {"random": "Inconclusive."})
+        >>> found["exact"], found["exact less placebo random"]
+        ('20% to 61%, 50%; of the rewards right answers explain 96%, 96%; named: nothing found', 'Inconclusive.')
     """
     lines = {}
     for arm in dict.fromkeys(row["arm"] for row in rows):
         of = [row for row in rows if row["arm"] == arm]
         named = dict.fromkeys(row["named"].partition(",")[0] or row["verdict"] for row in of)
         after = ", ".join(f"{row['right after']:.0%}" for row in of)
-        lines[arm] = f"{of[0]['right before']:.0%} to {after}; the report: {' / '.join(named)}"
+        explained = ", ".join("unknown" if row["answers"] is None else f"{row['answers']:.0%}" for row in of)
+        lines[arm] = (
+            f"{of[0]['right before']:.0%} to {after}; of the rewards right answers explain {explained}; named: "
+        )
+        lines[arm] += " / ".join(named)
     return lines | {f"{EXACT} less placebo {kind}": says for kind, says in verdicts.items()}
 
 
