@@ -216,7 +216,7 @@ def counts(rows: list[dict], hacks: Collection[str]) -> tuple[str, str]:
     quiet = [row for row in rows if row["arm"] in SILENT]
     silent = sum(not row["named"] for row in quiet)
     untold = len(hacked) - len(judged)
-    return f"{first} of {len(judged)} trainings (not told: {untold})", f"{silent} of {len(quiet)}"
+    return f"{first} of {len(judged)} trainings (could not tell: {untold})", f"{silent} of {len(quiet)}"
 
 
 def page() -> list[str]:

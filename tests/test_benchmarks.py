@@ -228,7 +228,7 @@ def test_the_page_counts_trainings_that_cannot_be_judged_apart(monkeypatch):
     result = {"steps": 24, "runs": rows, "placebos": {}}
     monkeypatch.setattr(hacked_rewards, "measured", lambda name: result)
     text = " ".join(hacked_rewards.page())
-    assert "in 9 of 9 trainings (not told: 1)" in text
+    assert "in 9 of 9 trainings (could not tell: 1)" in text
     assert "nothing in 1 of 1 with an exact" in text
 
 

@@ -16,6 +16,7 @@ from transformers import AutoModelForCausalLM
 from workbench import attach_watch
 from workbench.errors import ParameterError, RunError
 from workbench.experiments.recipes import resolve_model
+from workbench.lab.reports.clean import clean_html
 from workbench.watch.attach import StepCheck
 from workbench.watch.check_step import check_step
 
@@ -226,6 +227,18 @@ def test_tokens_and_page_show_each_token(tmp_path):
     page = report._repr_html_()
     assert page.count("<span") == sum(map(len, tables)) and "log-probs" in page
     assert list(report.table().columns) == ["stage", "verdict", "cause", "largest", "where"]
+
+
+def test_a_truncated_completion_is_shown_struck_out(tmp_path):
+    report = check_step(make(tmp_path, mask_truncated_completions=True))
+    left_out = [n for n, row in enumerate(report.rows) if not row.mask.any()]
+    assert left_out and all(len(report.tokens(n)) for n in left_out)
+    tokens = sum(len(report.tokens(n)) for n in left_out)
+    page = clean_html(report._repr_html_())
+    assert page.count("text-decoration:line-through") == tokens
+    assert page.count('<span style="background-color:rgba(') == sum(
+        len(report.tokens(n)) for n in range(len(report.rows))
+    )
 
 
 # --- gradients that reference and trainer have wrong alike ----------------------------------------------------------

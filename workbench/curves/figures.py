@@ -31,6 +31,7 @@ COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#55
 STYLES = ("-", "--", "-.", ":", (0, (5, 1)), (0, (3, 1, 1, 1)))
 MARKERS = ("o", "s", "^", "D", "v", "P")
 LINES = 5  # in a panel; more get panels of their own
+_HEIGHT = 48  # letters of a label that stand along a panel's height
 BAND = 5  # seeds for a band
 TENTH = 0.1  # of a run, which a line is the mean over at most
 STOPS = ", which stops half of that before both ends"
@@ -286,7 +287,7 @@ def _draw_panel(ax, panel: list[Series], metric: str, drawn: int) -> None:
     for n, one in enumerate(panel, drawn):
         _draw(ax, one, n)
     first = panel[0].curves[0]
-    ax.set(xlabel="steps", ylabel=f"{metric} [{first.unit}]")
+    ax.set(xlabel="steps", ylabel=textwrap.fill(f"{metric} [{first.unit}]", _HEIGHT))
     ax.xaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
     ax.grid(alpha=0.25)
     low, high = ax.get_ylim()

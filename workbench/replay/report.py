@@ -234,7 +234,9 @@ class StepReport:
         )
         spans = []
         for token, mask, share in zip(table["token"], table["mask"], table["gradient"], strict=True):
-            style = f"background: rgba({_MORE if share > 0 else _LESS}, {min(abs(share) / strongest, 1) * 0.6:.2f})"
+            style = (
+                f"background-color: rgba({_MORE if share > 0 else _LESS}, {min(abs(share) / strongest, 1) * 0.6:.2f})"
+            )
             style += "" if mask else "; text-decoration: line-through; color: #888"
             spans.append(f'<span style="{style}" title="{share:+.2%} of the gradient">{html.escape(token)}</span>')
         advantages = np.atleast_1d(self.rows[row].advantage)
@@ -265,8 +267,8 @@ def stage_names(option: str, names: str | Sequence[str]) -> tuple[str, ...]:
 
 
 _LEGEND = (
-    f'<p>Tokens: <mark style="background: rgba({_MORE}, 0.4)">blue</mark> the loss makes it more probable, '
-    f'<mark style="background: rgba({_LESS}, 0.4)">red</mark> less; the darker, the larger its share of the gradient; '
+    f'<p>Tokens: <mark style="background-color: rgba({_MORE}, 0.4)">blue</mark> the loss makes it more probable, '
+    f'<mark style="background-color: rgba({_LESS}, 0.4)">red</mark> less; the darker, the larger its share of the gradient; '
     '<s style="color: #888">struck out</s> not in the loss. The prompt is above, in grey.</p>'
 )
 

@@ -511,9 +511,14 @@ def checked_rows(
         for i, (row, prompt, ids) in enumerate(zip(micro.rows, micro.prompt_ids, micro.ids, strict=True)):
             if row.logps is None or loss is None:
                 continue
-            texts, ratios = [decode([token]) for token in ids], np.broadcast_to(loss.ratios[i], len(ids))
+            ratios = np.broadcast_to(loss.ratios[i], len(ids))
             numbers = row.mask, row.advantage, row.logps, alone(prompt, ids), ratios, loss.slopes[i]
             number = None if micro.completion_ids is None else number_of(prompt, micro.completion_ids[i])
+            if not ids and micro.completion_ids is not None and np.ndim(row.advantage) == 0:  # the loss leaves it out
+                ids = list(without_pads(micro.completion_ids[i], step.pad_token_id))
+                none, unknown = np.zeros(len(ids)), np.full(len(ids), np.nan)
+                numbers = none, row.advantage, unknown, unknown, unknown, none
+            texts = [decode([token]) for token in ids]
             found.append(CheckedRow(prompt, ids, texts, *numbers, prompt=decode(prompt), number=number))
     return sorted(found, key=lambda row: math.inf if row.number is None else row.number)
 

@@ -3,6 +3,7 @@
 import html
 import json
 import re
+from types import SimpleNamespace
 
 import pytest
 from conftest import NOTEBOOKS, ROOT
@@ -21,7 +22,11 @@ MADE = {"environment": {"packages": {"trl": "1.16.0"}, "git_commit": "0123456", 
 def _shown(rows: dict, name: str, results: list[Result]) -> str:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(real_model, "read_json", lambda *_: {"rows": rows})
-        return on_smollm2(name, results).data
+        return on_smollm2(results, run_of(name)).data
+
+
+def run_of(notebook: str, *, toy: bool = False):
+    return SimpleNamespace(notebook=notebook, toy=toy)
 
 
 def test_verdicts_stand_next_to_each_other():
@@ -32,20 +37,29 @@ def test_verdicts_stand_next_to_each_other():
         Result(re.sub(r"\d", "7", other["says"]), False),
         Result("of the toy alone", True),
     ]
-    shown = on_smollm2(name, here)
+    shown = on_smollm2(here, run_of(name))
     rows = [re.findall("<td[^>]*>(.*?)</td>", row) for row in shown.data.split("<tr>")[2:]]
     lines = {html.unescape(says): (verdict, there) for verdict, there, says in rows}
     assert not any(says.startswith(same["says"]) for says in lines)
     assert lines[f"{other['says']} ({other['why']})"] == ("failed", Result(**other).verdict)
     assert "" in {verdict for verdict, _ in lines.values()}
-    assert on_smollm2("00_start_here", here) == "No run of this notebook on SmolLM2 is recorded."
+    assert on_smollm2(here, run_of("00_start_here")) == "No run of this notebook on SmolLM2 is recorded."
     assert row["environment"]["git_commit"][:7] in shown.data
+
+
+def test_a_toy_confirms_no_claim_next_to_smollm2():
+    name, row = "05_grpo_docs_example", ROWS["05_grpo_docs_example"]
+    (there,) = (one for one in row["results"] if one["claim"] == "A4.3")
+    page = on_smollm2([Result(**there | {"says": f"{there['says']} "})], run_of(name, toy=True)).data
+    assert "seen on a toy" in page and page.count("confirmed") == sum(
+        Result(**r).verdict == "confirmed" for r in row["results"]
+    )
 
 
 @pytest.mark.parametrize("name", ROWS)
 def test_a_notebook_shows_what_is_recorded_of_it(name):
     cells = json.loads(next(path for path in NOTEBOOKS if path.stem == name).read_text())["cells"]
-    (shown,) = (cell for cell in cells if f'on_smollm2("{name}", results)' in "".join(cell["source"]))
+    (shown,) = (cell for cell in cells if "on_smollm2(results, run)" in "".join(cell["source"]))
     page = "".join("".join(out.get("data", {}).get("text/html", "")) for out in shown["outputs"])
     assert page.count("<tr>") > 2 and ROWS[name]["environment"]["git_commit"][:7] in page
 
@@ -62,7 +76,7 @@ def test_a_stored_result_is_shown_with_its_commit_and_machine():
 @pytest.mark.parametrize("name", ROWS)
 def test_each_row_names_the_model_of_its_run(name):
     row = ROWS[name]
-    assert NAMES[row["parameters"]["model"]] in on_smollm2(name, []).data
+    assert NAMES[row["parameters"]["model"]] in on_smollm2([], run_of(name)).data
     assert all(of_model(name, one["says"]) for one in row["results"])
 
 

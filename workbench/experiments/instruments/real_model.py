@@ -9,7 +9,8 @@ from IPython.display import HTML
 
 from ...extras import packaged
 from ...runs.files import read_json
-from ...runs.results import NOT_RUN, Result, results_of
+from ...runs.results import NOT_RUN, Result, results_of, show_results
+from ...runs.run import Run
 from ...runs.text import html_table
 
 FILE = "smollm2.json"
@@ -18,31 +19,32 @@ ALIKE = 0.9  # the share of equal letters, numbers apart, from which on two sent
 MEASURED = "measured"  # the folder of what the programs of benchmarks/ stored
 
 
-def on_smollm2(notebook: str, results: Sequence[Result]) -> HTML | str:
+def on_smollm2(results: Sequence[Result], run: Run) -> HTML | str:
     """Show what a notebook showed on SmolLM2-135M-Instruct: each sentence with its verdict there and here, as a table.
 
     Sentences of two runs are about the same thing if they are alike apart from their numbers. Left out are those that have the
     same words and verdict in both, and what was not run there. Sentences about other models are not stored (`benchmarks.real`).
 
     Args:
-        notebook: its name, such as `04_duplicate_prompts`.
         results: those of this run.
+        run: of the notebook. One of a toy confirms and refutes no claim.
 
     Returns:
         A table that shows itself, with the run's model, steps, seeds, rate, TRL, commit, date and minutes in its caption; a
         sentence where nothing is recorded.
     """
-    row = read_json(packaged("data") / FILE, {})["rows"].get(notebook)
+    row = read_json(packaged("data") / FILE, {})["rows"].get(run.notebook)
     if row is None:
         return "No run of this notebook on SmolLM2 is recorded."
-    verdicts = {_words(one.says): one.verdict for one in results}
-    shared, lines = {(one.says, one.verdict) for one in results}, []
+    here = show_results(results, run)
+    verdicts = {_words(one.says): one.verdict for one in here}
+    shared, lines = {(one.says, one.verdict) for one in here}, []
     for there in results_of(row):
         alike = difflib.get_close_matches(_words(there.says), verdicts, n=1, cutoff=ALIKE)
         if (there.says, there.verdict) not in shared and not there.why.startswith(NOT_RUN):
-            here = verdicts[alike[0]] if alike else ""
+            verdict = verdicts[alike[0]] if alike else ""
             says = f"{there.says} ({there.why})" if there.why else there.says
-            lines.append([here, there.verdict, html.escape(says)])
+            lines.append([verdict, there.verdict, html.escape(says)])
     made = row["environment"]
     about = [
         f"{name}: {row['parameters'][name]}"
