@@ -216,7 +216,9 @@ def counts(rows: list[dict], hacks: Collection[str]) -> tuple[str, str]:
     quiet = [row for row in rows if row["arm"] in SILENT]
     silent = sum(not row["named"] for row in quiet)
     untold = len(hacked) - len(judged)
-    return f"{first} of {len(judged)} trainings (could not tell: {untold})", f"{silent} of {len(quiet)}"
+    named = f"the hack first in {first} of {len(judged)} trainings (could not tell: {untold})"
+    named = named if judged else f"it could not tell in {untold} of {len(hacked)} trainings"
+    return named, f"{silent} of {len(quiet)}"
 
 
 def page() -> list[str]:
@@ -227,9 +229,9 @@ def page() -> list[str]:
     return [
         "### After trainings that exploit it",
         "",
-        f"A toy, five rewards with a known hack, {on_toy['steps']} steps: the report named the hack first in {first};",
+        f"A toy, five rewards with a known hack, {on_toy['steps']} steps: the report named {first};",
         f"nothing in {silent} with an exact, a random or a shuffled reward. SmolLM2 on sums, {on_smollm2['steps']} steps, the",
-        f"answer anywhere or the format alone: first in {real_first}; nothing in {real_silent}.",
+        f"answer anywhere or the format alone: {real_first}; it named nothing in {real_silent}.",
         "",
         *csv_next_to_page("hacked_rewards.csv"),
         "",
