@@ -375,6 +375,55 @@ def test_an_option_of_the_config_is_none_of_the_sampler_alone(tmp_path):
     assert sampling.verdict == "cannot tell" and "the trainer has" not in sampling.cause, sampling
 
 
+def sorted_in_place(completions, **_):
+    before = list(completions)
+    completions.sort(key=len)
+    return [completions.index(text) / 8 for text in before]
+
+
+def stripped_in_place(completions, **_):
+    for (message,) in completions:
+        message["content"] = "..."
+    return [1.0] * len(completions)
+
+
+def sorted_apart(completions, **_):
+    return sorted_in_place(list(completions))
+
+
+JUDGES = {"sorted": sorted_in_place, "stripped": stripped_in_place, "sorted apart": sorted_apart}
+
+
+@pytest.mark.parametrize("name", JUDGES)
+def test_a_function_that_writes_into_its_completions_is_named(name, tmp_path):
+    trainer = make(tmp_path, funcs=[JUDGES[name], text_length])
+    if name == "stripped":
+        trainer.processing_class.chat_template = "{% for message in messages %}{{ message.content }}{% endfor %}"
+        trainer.train_dataset = Dataset.from_dict({"prompt": [[{"role": "user", "content": x}] for x in PROMPTS]})
+    rewards = check_step(trainer)["rewards"]
+    assert (rewards.verdict == "different") == (name != "sorted apart"), rewards
+    assert ("the reward functions get other completions than" in rewards.cause) == (name != "sorted apart"), rewards
+
+
+def seeded(completions, **_):
+    torch.manual_seed(5)
+    return [float(len(text)) for text in completions]
+
+
+def drawing(completions, **_):
+    with torch.random.fork_rng():
+        torch.manual_seed(5)
+        noise = torch.rand(len(completions))
+    return (noise + torch.rand(len(completions))).tolist()
+
+
+@pytest.mark.parametrize("function", [seeded, drawing])
+def test_a_function_that_seeds_the_sampler_is_named(function, tmp_path):
+    sampling = check_step(make(tmp_path, funcs=[length, function]))["sampling"]
+    assert (sampling.verdict == "different") == (function is seeded), sampling
+    assert ("seeded sets torch's seed" in sampling.cause) == (function is seeded), sampling
+
+
 class ColumnsOfTheNextRow(trl.GRPOTrainer):
     def _calculate_rewards(self, inputs, *args):
         return super()._calculate_rewards(inputs[1:] + inputs[:1], *args)

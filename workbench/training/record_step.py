@@ -48,6 +48,7 @@ class StepRecord:
     rewards: list[torch.Tensor] = field(default_factory=list)  # (N, F), over all processes
     # Rows whose prompt or completion a reward function got otherwise than TRL gave it to the trainer's method.
     judged_otherwise: dict[str, set[int]] = field(default_factory=dict)
+    seeding: set[str] = field(default_factory=set)  # reward functions that set torch's seed
     outputs: list[Mapping[str, Any]] = field(default_factory=list)  # of each generation, as the loss will get it
     micro_batches: list[MicroBatch] = field(default_factory=list)
     metrics: dict[str, list[float]] = field(default_factory=dict)
@@ -70,6 +71,7 @@ class StepRecord:
             self.scored,
             self.rewards,
             self.judged_otherwise,
+            self.seeding,
             self.outputs,
         ):
             part.clear()
@@ -436,6 +438,7 @@ class StepListener:
             return original(*args, **kwargs)
         names = ("inputs", "prompts", "completions", "completion_ids_list")
         own = dict(zip(names, args, strict=False)) | kwargs
+        own |= {name: _apart(own[name]) for name in ("prompts", "completions") if name in own}
         with mock.patch.object(trainer, "reward_funcs", [_heard(each, record, own) for each in trainer.reward_funcs]):
             result = original(*args, **kwargs)
         record.rewards.append(result.detach().clone())
@@ -526,6 +529,13 @@ def _copied(tables: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
+def _apart(texts: Any) -> Any:
+    """The texts or messages of rows in lists of their own: a reward function may sort or strip those that it is given."""
+    if isinstance(texts, list):
+        return [_apart(each) for each in texts]
+    return {name: _apart(each) for name, each in texts.items()} if isinstance(texts, dict) else texts
+
+
 def adapted_coefficient(trainer: Any) -> float | None:
     """The coefficient of the entropy that the coming loss applies, where TRL adapts it; None where it is the setting."""
     if not getattr(trainer, "use_adaptive_entropy", False):
@@ -553,13 +563,22 @@ def _heard(function: Any, record: StepRecord, own: Mapping[str, Any]) -> Any:
                     record.judged_otherwise.setdefault(name, set()).update(unlike)
         for name, rows in _mixed_columns(kwargs, own.get("inputs") or []).items():
             record.judged_otherwise.setdefault(f"values of {name!r}", set()).update(first + row for row in rows)
+        seed, was_fresh = torch.initial_seed(), _is_freshly_seeded()
         result = function(*args, **kwargs)
         if isinstance(result, Iterator):  # it can be read once
             result = list(result)
+        if torch.initial_seed() != seed or (_is_freshly_seeded() and not was_fresh):
+            record.seeding.add(getattr(function, "__name__", type(function).__name__))
         record.scored.append(list(result) if isinstance(result, Iterable) else [])
         return result
 
     return scored
+
+
+def _is_freshly_seeded() -> bool:
+    """Say whether torch has drawn no number since its seed was set."""
+    fresh = torch.Generator().manual_seed(torch.initial_seed())
+    return torch.equal(fresh.get_state(), torch.random.get_rng_state())
 
 
 def _mixed_columns(columns: Mapping[str, Any], rows: list[dict]) -> dict[str, list[int]]:

@@ -95,10 +95,17 @@ class Judge:
 
     def report(self) -> StepReport:
         step = self.step
-        stages = [self.sampling(), *stages_of_rows(step, self.tokenizer.decode, self._reference_kl())]
+        stages = [self._seeded(self.sampling()), *stages_of_rows(step, self.tokenizer.decode, self._reference_kl())]
         stages += [check_batches(step), self.logprobs(), self.reference(), self.mismatch()]
         stages += [*self._of_update(), check_metrics(step)]
         return self._report(stages)
+
+    def _seeded(self, sampling: Stage) -> Stage:
+        """The stage of sampling, with the reward functions that seed what transformers draws for the generations to come."""
+        if not self.record.seeding or self.step.settings.get("use_vllm"):
+            return sampling
+        cause = f"{', '.join(sorted(self.record.seeding))} sets torch's seed: each generation draws the same numbers"
+        return replace(sampling, verdict="different", cause=f"{cause}; {sampling.cause}")
 
     def report_of_reused(self, sampled_at: int, earlier: StepReport | None) -> StepReport:
         """The report of an update on completions of an earlier step, whose stages of the generation it repeats."""
