@@ -497,6 +497,22 @@ def test_the_mean_of_another_function_is_no_metric_of_it(cls, verdict, tmp_path)
     assert ("rewards/length/mean is logged as" in metrics.cause) == (cls is MeansOfEachOther), metrics
 
 
+class KlTimesBeta(trl.GRPOTrainer):
+    def _compute_loss(self, model, inputs):
+        loss = super()._compute_loss(model, inputs)
+        self._metrics["train"]["kl"][-1] *= self.beta
+        return loss
+
+
+@pytest.mark.parametrize("cls, verdict", [(KlTimesBeta, "different"), (trl.GRPOTrainer, "same")])
+def test_a_kl_that_is_logged_with_its_factor_is_named(cls, verdict, tmp_path):
+    trainer = make(tmp_path, cls=cls, beta=0.1, learning_rate=1e-3, max_steps=2, disable_tqdm=True)
+    check = StepCheck(trainer, 1, tell=lambda line: None)
+    trainer.train()
+    metrics = check.reports[2]["metrics"]
+    assert metrics.verdict == verdict and "kl " in metrics.cause, metrics
+
+
 @pytest.mark.parametrize("preserved", [False, True])
 def test_a_layer_computed_again_has_the_same_dropout(preserved, tmp_path):
     config = LoraConfig(r=4, target_modules="all-linear", task_type="CAUSAL_LM", lora_dropout=0.3)

@@ -304,6 +304,23 @@ def grpo_loss(
     return Loss(value, slopes, ratios, [-scale * mask for mask in acting])
 
 
+def logged_kl(rows: Sequence[LossRow], settings: LossSettings) -> float:
+    """The sum over the tokens of a micro-batch of the divergence from the reference that its loss takes, without `beta`.
+
+    Example:
+        >>> row = LossRow(np.log([0.5]), 0.0, np.ones(1), old_logps=np.log([0.25]), ref_logps=np.log([0.25]))
+        >>> round(logged_kl([row], LossSettings()), 4), round(logged_kl([row], LossSettings(use_bias_correction_kl=True)), 4)
+        (0.1931, 0.3863)
+    """
+    total = 0.0
+    for row in rows:
+        old = row.logps if row.old_logps is None else row.old_logps
+        ratio = np.exp(_log_ratio(row.logps - old, row.mask, settings.importance_sampling_level)[0])
+        scale = ratio if settings.use_bias_correction_kl else 1.0
+        total += float((k3(row.logps, row.ref_logps) * scale * row.mask).sum())
+    return total
+
+
 def rloo_loss(rows: Sequence[LossRow], epsilon: float = 0.2, accumulation: int = 1) -> Loss:
     """RLOO's loss of one micro-batch: PPO's clipped objective with one ratio for each completion, which is the product of its
     tokens'. The KL penalty is in the reward.
