@@ -370,6 +370,16 @@ def test_an_option_that_only_the_sampler_has_is_named(name, tmp_path):
     assert f"args.{name} is None, the trainer has {OPTIONS[name]}" in sampling.cause, sampling
 
 
+@pytest.mark.parametrize("name, value", [("min_new_tokens", 8), ("suppress_tokens", [70]), ("min_p", 0.0)])
+def test_an_option_of_the_models_own_config_is_named(name, value, tmp_path):
+    model = AutoModelForCausalLM.from_pretrained(resolve_model("starter"), dtype=torch.float32)
+    setattr(model.generation_config, name, value)
+    sampling = check_step(make(tmp_path, model=model))["sampling"]
+    named = bool(value)  # a hub's model may name what changes nothing
+    assert (sampling.verdict == "different") == named, sampling
+    assert (f"args.{name} is None, the trainer has {value}" in sampling.cause) == named, sampling
+
+
 def test_an_option_of_the_config_is_none_of_the_sampler_alone(tmp_path):
     sampling = check_step(make(tmp_path, generation_kwargs={"min_new_tokens": 8}))["sampling"]
     assert sampling.verdict == "cannot tell" and "the trainer has" not in sampling.cause, sampling

@@ -95,17 +95,25 @@ def deviations_of(trainer: Any) -> dict[str, tuple[Any, Any]]:
 
 def _deviations_of_sampler(trainer: Any) -> dict[str, tuple[Any, Any]]:
     """The same for what transformers samples with, which TRL copies from the args when it makes the trainer."""
-    config, args = getattr(trainer, "generation_config", None), trainer.args
+    config, args, policy = getattr(trainer, "generation_config", None), trainer.args, policy_of(trainer)
     own, deviations = dict(getattr(args, "generation_kwargs", None) or {}), {}
     if getattr(args, "use_vllm", False):
         return {}
+    options = neutral_options(args.temperature)
+
+    def used(name: str) -> Any:
+        value, of_model = (getattr(each, name, None) for each in (config, getattr(policy, "generation_config", None)))
+        if value is None and of_model not in options.get(name, ()):
+            return of_model  # transformers takes what is not set from the model's own config
+        return value
+
     for name in (name for name, stage in SETTING_STAGES.items() if stage == "sampling" and hasattr(args, name)):
-        of_args, of_config = own.get(name, getattr(args, name)), getattr(config, name, None)
+        of_args, of_config = own.get(name, getattr(args, name)), used(name)
         if of_config is not None and not _equal(of_args, of_config):
             deviations[name] = of_args, of_config
-    image = getattr(policy_of(trainer).config, "image_token_id", None)  # TRL never samples this token
-    for name, neutral in neutral_options(args.temperature).items():
-        of_config = getattr(config, name, None)
+    image = getattr(policy.config, "image_token_id", None)  # TRL never samples this token
+    for name, neutral in options.items():
+        of_config = used(name)
         if hasattr(args, name) or of_config is None or of_config in neutral or of_config == [image]:
             continue
         if not _equal(own.get(name), of_config):
