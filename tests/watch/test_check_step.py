@@ -478,6 +478,20 @@ def test_the_reference_of_a_trained_adapter_is_its_start(cls, verdict, tmp_path)
     assert reference.verdict == verdict, reference
 
 
+@pytest.mark.parametrize("copied", [True, False])
+def test_a_base_model_for_a_trained_adapters_reference_is_told(copied, tmp_path):
+    model = get_peft_model(AutoModelForCausalLM.from_pretrained(resolve_model("starter")), LORA["peft_config"])
+    for name, parameter in model.named_parameters():
+        if "lora_B" in name:
+            parameter.data.normal_(0, 0.3)
+    trainer = make(tmp_path, model=model, beta=0.2)
+    if not copied:
+        trainer.model.delete_adapter("ref")
+    reference = check_step(trainer)["reference"]
+    assert reference.verdict == ("same" if copied else "cannot tell"), reference
+    assert ("it is not the model that the training starts from" in reference.cause) is not copied, reference
+
+
 class DecaysAll(trl.GRPOTrainer):
     def get_decay_parameter_names(self, model):
         return [name for name, _ in model.named_parameters()]

@@ -366,9 +366,11 @@ class Judge:
             return Stage("reference", "cannot tell", "the reference is an adapter of its own")
         used = np.concatenate([row.ref_logps for row, *_ in rows])
         stage = self._close("reference", used, np.concatenate(alone), "the reference gives a row alone other log-probs")
-        if stage.verdict == "different" or getattr(self.trainer, "ref_model", None) is None:
+        is_below = getattr(self.trainer, "ref_model", None) is None  # an adapter, which no update moves
+        if stage.verdict == "different" or (is_below and self.step.begun):
             return stage
-        # TRL loads it from the path in the model's config, which need not have the weights that the model was given.
+        # TRL loads it from the path in the model's config, which need not have the weights that the model was given. An
+        # adapter that is trained on has a copy of its start.
         policy = np.concatenate([self.alone[text_key(prompt, ids)].logps for _, prompt, ids in rows])
         if self.step.begun:
             if self.step.settings.get("sync_ref_model") or not np.array_equal(np.concatenate(alone), policy):
