@@ -228,6 +228,22 @@ def test_a_rate_that_is_not_the_schedules_is_named(tmp_path):
     assert "the learning rate is 0.0003, the scheduler gives 1e-05" in update.cause, update
 
 
+class ScheduledTwice(trl.GRPOTrainer):
+    def training_step(self, *args):
+        self.lr_scheduler.step()
+        return super().training_step(*args)
+
+
+def test_a_scheduler_that_counts_micro_batches_is_told(tmp_path):
+    trainer = make(tmp_path, cls=ScheduledTwice, max_steps=9, disable_tqdm=True)
+    check = StepCheck(trainer, 2, tell=lambda line: None)
+    trainer.train()
+    update = check.reports[4]["update"]
+    assert update.verdict == "cannot tell", update
+    assert "the scheduler counts 7 steps before update 4" in update.cause, update
+    assert trainer.lr_scheduler.last_epoch == 2 * 9  # a check takes back the step that it has run
+
+
 def test_a_constant_rate_of_0_is_said_with_its_schedule(tmp_path):
     update = update_of(tmp_path, learning_rate=0.0, lr_scheduler_type="constant")
     assert update.verdict == "cannot tell"

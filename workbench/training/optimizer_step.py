@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
+from torch.optim.lr_scheduler import LRScheduler
 from transformers import Adafactor, Trainer
 
 from ..replay.optimizers import adafactor_step, adam_step, clip_factor, sgd_step
@@ -179,6 +180,9 @@ def _settings_unlike_args(trainer: Any, optimizer: Any) -> list[str]:
         for name, value in settings.items():
             if name in group and not _is_equal(group[name], value):
                 unlike.append(_unlike(name, group[name], value, number, "initial_lr" in settings))
+    done = trainer.state.global_step
+    if isinstance(scheduler, LRScheduler) and scheduler.last_epoch > done:  # fewer are healthy: fp16 leaves steps out
+        unlike.append(f"the scheduler counts {scheduler.last_epoch} steps before update {done + 1}")
     return list(dict.fromkeys(unlike))
 
 

@@ -113,7 +113,8 @@ def record_step(
         record.averaged = isinstance(model, torch.nn.parallel.DistributedDataParallel)
         model.train()
         model.zero_grad(set_to_none=True)
-        for _ in range(steps):
+        for number in range(steps):
+            trainer.accelerator.sync_gradients = number == steps - 1  # as in a training: an entropy controller asks it
             with trainer.accelerator.autocast():
                 try:
                     record.step_losses.append(float(trainer.training_step(model, next(batches), None)))
@@ -173,7 +174,8 @@ def record_without_dropout(trainer: Any, record: StepRecord) -> StepRecord:
         model = trainer.model_wrapped
         model.train()
         model.zero_grad(set_to_none=True)
-        for _ in record.micro_batches:
+        for number in range(len(record.micro_batches)):
+            trainer.accelerator.sync_gradients = number == len(record.micro_batches) - 1
             with trainer.accelerator.autocast():
                 trainer.training_step(model, None, None)
         _take_gradients(trainer, policy_of(trainer), again)
@@ -343,6 +345,7 @@ def restored(trainer: Any):
     gradients = {name: p.grad for name, p in model.named_parameters()}
     states = random.getstate(), np.random.get_state(), torch.random.get_rng_state()
     on_gpus = torch.cuda.get_rng_state_all() if torch.cuda.is_available() else None
+    scheduled, syncs = [(each, dict(each)) for each in _of_schedule(trainer)], trainer.accelerator.sync_gradients
     trainer.state, trainer.recorder = copy.deepcopy(trainer.state), None
     for name in attributes:  # of a watch, which records the training
         unhook(trainer, name)
@@ -354,6 +357,9 @@ def restored(trainer: Any):
     finally:
         vars(trainer).clear()
         vars(trainer).update(attributes)
+        trainer.accelerator.sync_gradients = syncs
+        for each, before in scheduled:
+            each.update(before)
         if engine is not None:
             vars(engine).update(counts)
         for name, parameter in model.named_parameters():
@@ -363,6 +369,13 @@ def restored(trainer: Any):
         torch.random.set_rng_state(states[2])
         if on_gpus is not None:
             torch.cuda.set_rng_state_all(on_gpus)
+
+
+def _of_schedule(trainer: Any) -> list[dict]:
+    """What a step of the scheduler changes, where a trainer's own step takes one: its numbers, and rates of the optimizer."""
+    scheduler, optimizer = trainer.lr_scheduler, trainer.optimizer
+    schedulers = [] if scheduler is None else [scheduler, *getattr(scheduler, "_schedulers", [])]
+    return [*map(vars, schedulers), *([] if optimizer is None else optimizer.param_groups)]
 
 
 class StepListener:
