@@ -1,5 +1,6 @@
 """The seam between generation and loss: rows that the loss takes otherwise than they were generated are named."""
 
+import dataclasses
 import gzip
 import json
 from typing import ClassVar
@@ -13,6 +14,7 @@ from step_cases import make
 
 from workbench.errors import ParameterError
 from workbench.replay.file import load_step, replay_step
+from workbench.replay.stages import check_metrics
 from workbench.training.recording import StepRecorder
 from workbench.watch.check_step import check_step
 
@@ -391,3 +393,29 @@ def test_an_entropy_coefficient_that_adapts_is_modelled(last, tmp_path):
     for path in kept(tmp_path / "b", steps=(1, 2, 3), **fields | {"entropy_target": 8.0}):
         assert replay_step(path)["loss"].verdict == "same", replay_step(path)
     assert load_step(path).step.micro_batches[0].entropy_coef > 0
+
+
+class MovesWithin(trl.GRPOTrainer):
+    """Moves its coefficient at each micro-batch, where TRL moves it at the update."""
+
+    def _compute_loss(self, model, inputs):
+        loss = super()._compute_loss(model, inputs)
+        self.entropy_coef += 0.5 * (not self.accelerator.sync_gradients)
+        return loss
+
+
+@pytest.mark.parametrize("cls, verdict", [(MovesWithin, "different"), (trl.GRPOTrainer, "same")])
+def test_a_coefficient_that_moves_within_an_update_is_named(cls, verdict, tmp_path):
+    fields = {"use_adaptive_entropy": True, "entropy_coef": 0.01, "gradient_accumulation_steps": 2}
+    trainer = make(tmp_path, cls=cls, entropy_target=50.0, **fields)
+    trainer._last_world_entropy = 0.1
+    loss = check_step(trainer)["loss"]
+    assert loss.verdict == verdict, loss
+
+
+@pytest.mark.parametrize("dtype, verdict", [("bfloat16", "same"), ("float32", "different")])
+def test_an_entropy_may_be_rounded_as_the_weights_are(dtype, verdict, tmp_path):
+    step = load_step(kept(tmp_path)[0]).step
+    entropy = float(torch.tensor(step.metrics["entropy"], dtype=torch.bfloat16))
+    metrics = check_metrics(dataclasses.replace(step, dtype=dtype, metrics={"entropy": entropy}))
+    assert metrics is not None and metrics.verdict == verdict, metrics

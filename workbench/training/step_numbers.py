@@ -61,7 +61,7 @@ def step_of(trainer: Any, kind: str, record: StepRecord) -> Step:
         returned=returned_rewards(record.scored, list(map(len, record.rewards)), len(trainer.reward_funcs)),
         judged_otherwise={name: sorted(rows) for name, rows in record.judged_otherwise.items()},
         advantages=[output["advantages"].double().numpy(force=True) for output in outputs],
-        micro_batches=[micro_rows(micro, tokenizer_of(trainer).pad_token_id) for micro in record.micro_batches],
+        micro_batches=_of_one_update(record, tokenizer_of(trainer).pad_token_id),
         turns=_turns(trainer, record, rows),
         metrics={name: values[-1] for name, values in record.metrics.items() if values},
         pad_token_id=tokenizer_of(trainer).pad_token_id,
@@ -299,6 +299,12 @@ def micro_rows(micro: MicroBatch, pad: int | None) -> MicroRows:
         generation=micro.generation,
         entropy_coef=micro.entropy_coef,
     )
+
+
+def _of_one_update(record: StepRecord, pad: int | None) -> list[MicroRows]:
+    """The micro-batches of an update, which take one coefficient of the entropy: TRL moves it behind the last."""
+    micro_batches = [micro_rows(micro, pad) for micro in record.micro_batches]
+    return [dataclasses.replace(micro, entropy_coef=micro_batches[0].entropy_coef) for micro in micro_batches]
 
 
 def _advantage(value: torch.Tensor, there: torch.Tensor) -> Any:
