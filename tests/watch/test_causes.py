@@ -11,6 +11,7 @@ from transformers import AutoModelForCausalLM
 from workbench.experiments.recipes import resolve_model
 from workbench.training.grpo import GRPOTrainer
 from workbench.training.record_step import dropouts_of
+from workbench.watch.attach import StepCheck
 from workbench.watch.causes import sampled_with, shifted
 from workbench.watch.check_step import check_step
 
@@ -272,6 +273,14 @@ def test_a_loss_that_is_rounding_has_no_factor(tmp_path):
 def test_dropout_is_found_in_modules_and_in_attributes():
     assert dropouts_of(with_attention_dropout()) == ["attention_dropout=0.3"]
     assert dropouts_of(starter(torch.float32)) == []
+
+
+def test_noise_of_the_training_is_not_called_dropout(tmp_path):
+    trainer = make(tmp_path, neftune_noise_alpha=5.0, max_steps=1, disable_tqdm=True)
+    check = StepCheck(trainer, 1, tell=lambda line: None)
+    trainer.train()
+    cause = check.reports[1]["log-probs"].cause
+    assert "otherwise while it trains (neftune_noise_alpha=5): in evaluation they agree" in cause, cause
 
 
 def test_numbers_move_by_a_token():

@@ -30,6 +30,7 @@ _SENTENCES = {
     "neighbours": "rows of a batch move one another: row by row, with their padding, they agree",
     "padding": "padding moves them: row by row, without padding, they agree",
     "dropout": "the model has dropout, which is on while it trains ({dropouts}): without it they agree",
+    "training": "the model computes otherwise while it trains{noise}: in evaluation they agree",
     "autocast": "autocast rounds them: without it they agree",
     "precision": "{dtype} rounds them: in float32 they agree",
 }
@@ -78,8 +79,11 @@ def cause_of_logprobs(
         if (again := rerun.scored({change})) is not None:
             tested.append(change)
             left_out = _left_out(rows, limits)
-            words = {"dropouts": ", ".join(dropouts_of(policy)), "dtype": dtype, "tokens": left_out}
-            sentence = _SENTENCES["left out" if change == "again" and left_out else change].format(**words)
+            dropouts, alpha = ", ".join(dropouts_of(policy)), trainer.args.neftune_noise_alpha
+            noise = f" (neftune_noise_alpha={alpha:g})" if alpha else ""
+            words = {"dropouts": dropouts, "dtype": dtype, "tokens": left_out, "noise": noise}
+            name = "left out" if change == "again" and left_out else change
+            sentence = _SENTENCES["training" if name == "dropout" and not dropouts else name].format(**words)
             sentences.append((_gap(again, rerun.target({change}, alone), limits), sentence))
     least = min((left for left, _ in sentences), default=np.inf)
     if least <= min(1.0, _gap(used, alone, limits) / 2):
