@@ -103,7 +103,10 @@ class Stage:
 
 @dataclass(frozen=True)
 class CheckedRow:
-    """One completion as the loss took it: its tokens and, for each, what the stages gave. Arrays (T,)."""
+    """One completion as the loss took it: its tokens and, for each, what the stages gave. Arrays (T,).
+
+    Of a completion that the loss leaves out, `mask` and `slopes` are 0, and the log-probs and ratios NaN.
+    """
 
     prompt_ids: list[int]
     completion_ids: list[int]
