@@ -70,6 +70,7 @@ def test_a_stored_result_is_shown_with_its_commit_and_machine():
     assert all(what in page and says in page for what, says in stored["summary"].items())
     made = stored["environment"]
     assert made["git_commit"][:7] in page and made["cpu"] in page and stored["unit"] in page
+    assert "benchmarks/hacked_rewards.py" in measured_on_smollm2("hacked_rewards_smollm2").data
     assert measured_on_smollm2("no_such") == "No result of benchmarks/no_such.py is stored."
 
 

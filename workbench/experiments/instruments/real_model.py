@@ -66,19 +66,20 @@ def measured_on_smollm2(name: str) -> HTML | str:
     """Show what a program of `benchmarks/` measured on SmolLM2-135M-Instruct, as a table.
 
     Args:
-        name: of the program and its stored result, such as `bf16_padding`.
+        name: of the program and its stored result, such as `bf16_padding`; `_smollm2` at its end is of the result alone.
 
     Returns:
         A table of the result's summary that shows itself, with commit, date, torch and processor in its caption; a sentence
         where nothing is stored.
     """
     result = read_json(packaged("data") / MEASURED / f"{name}.json", {})
+    program = f"benchmarks/{name.removesuffix('_smollm2')}.py"
     if not result:
-        return f"No result of benchmarks/{name}.py is stored."
+        return f"No result of {program} is stored."
     made = result["environment"]
     commit, _, changed = made["git_commit"].partition(" ")
     about = [f"torch {made['packages']['torch']}", f"{made['cpu']}, threads: {made['threads']}"]
     about += [f"commit {commit[:7]} {changed}".strip(), made["date"]]
-    caption = html.escape(f"SmolLM2-135M-Instruct, measured by benchmarks/{name}.py ({'; '.join(about)})")
+    caption = html.escape(f"SmolLM2-135M-Instruct, measured by {program} ({'; '.join(about)})")
     lines = [[html.escape(what), html.escape(says)] for what, says in result["summary"].items()]
     return HTML(html_table(lines, ("", html.escape(result["unit"])), caption))
