@@ -198,6 +198,7 @@ def main() -> None:
                 row = {"arm": arm, "examples": int(examples), "untagged": int(untagged), "way": way, "seed": seed}
                 rows[arm, seed] = row | seen(run) | {"made_with": made_with({"environment": about()})}
             publish(settings | {"runs": [rows[key] for key in sorted(rows)]}, args.out, quietly=True)
+    publish(settings | {"runs": [rows[key] for key in sorted(rows)]}, args.out)
 
 
 if __name__ == "__main__":

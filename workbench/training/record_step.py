@@ -372,7 +372,7 @@ def restored(trainer: Any):
 
 
 def _of_schedule(trainer: Any) -> list[dict]:
-    """What a step of the scheduler changes, where a trainer's own step takes one: its numbers, and rates of the optimizer."""
+    """What changes when a trainer's own `training_step` steps the scheduler: its attributes and the optimizer's groups."""
     scheduler, optimizer = trainer.lr_scheduler, trainer.optimizer
     schedulers = [] if scheduler is None else [scheduler, *getattr(scheduler, "_schedulers", [])]
     return [*map(vars, schedulers), *([] if optimizer is None else optimizer.param_groups)]
