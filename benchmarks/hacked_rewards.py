@@ -209,7 +209,7 @@ def summary(rows: list[dict], verdicts: dict[str, str]) -> dict[str, str]:
 
 
 def counts(rows: list[dict], hacks: Collection[str]) -> tuple[str, str]:
-    """Say in how many trainings the hack was named first, in how many the report could not tell, and in how many it named nothing."""
+    """Say in how many trainings the hack was named first or could not be named, and in how many none was."""
     hacked = [row for row in rows if row["arm"] in hacks]
     judged = [row for row in hacked if row["verdict"] != "cannot tell"]
     first = sum(row["right"] for row in judged)
