@@ -39,6 +39,7 @@ from tools.record import (
 )
 from workbench.consistency.ratios import MODES
 from workbench.curves.stats import share_interval
+from workbench.errors import RunError
 from workbench.experiments.recipes import load_prompts, resolve_model
 from workbench.experiments.vllm_server import sharing_engines
 from workbench.replay.report import StepReport
@@ -249,7 +250,9 @@ def _in_processes(options: dict[str, Any], folder: str) -> dict:
         f"--nproc_per_node={options['processes']}",
     ]
     command += ["-m", "benchmarks.check_step_grid", "--process-of", json.dumps(options), "--folder", folder]
-    subprocess.run(command, check=True, cwd=ROOT, timeout=300, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    done = subprocess.run(command, cwd=ROOT, timeout=300, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+    if done.returncode:
+        raise RunError(f"{options}: ended with {done.returncode}; its last words: {done.stderr[-2000:]}")
     rows = [json.loads(path.read_text()) for path in sorted(Path(folder).glob("rank-*.json"))]
     worst = max(rows, key=lambda row: len(row["why"]))
     return worst | {"seconds": max(row["seconds"] for row in rows)}
