@@ -82,7 +82,7 @@ SUBJECTS: dict[str, Callable[[], float]] = {
     r"Python {n} or newer": lambda: found_in("pyproject.toml", r'requires-python = ">=([\d.]+)"'),
     r"{n} small real runs": lambda: len(CORPUS),
     r"documented numbers \({n} steps": lambda: found_in("notebooks/05_grpo_docs_example.ipynb", r"documented (\d+)\)"),
-    r"TRL logged that {n}% of its": logged_as_truncated,
+    r"of a toy, TRL logged that {n}% of the": logged_as_truncated,
     r"\bof {n} curves that others published": lambda: sum(verdicts_of_others().values()),
     r"curves that others published {n} rise": lambda: verdicts_of_others()[RISES],
     r"\b{n} of \d+ curves that others published rise": lambda: verdicts_of_others()[RISES],
