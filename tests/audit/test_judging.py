@@ -58,8 +58,19 @@ def test_growing_answers_warn_where_the_reward_may_have_risen():
 
 @pytest.mark.parametrize("sign", [{"mean_length": LENGTHS}, {"clipped_ratio": np.linspace(0, 0.5, 56)}])
 def test_nobody_who_runs_away_is_told_to_learn_faster(sign):
-    assert "raise the learning rate" in no_learning(log(56, reward=SCATTER)).advice
+    assert "Raise the learning rate only where kl" in no_learning(log(56, reward=SCATTER)).advice
     assert no_learning(log(56, reward=SCATTER, **sign)).advice.startswith("Do not raise the learning rate")
+
+
+def test_a_disputed_clipped_ratio_is_no_sign_of_running_away():
+    lengths = {
+        "clipped_ratio": 0.9,
+        "mean_length": 26.0,
+        "max_length": 100.0,
+    }  # so many of the longest are more than the mean
+    found = {f.rule: f for f in check(log(56, reward=SCATTER, **lengths))}
+    assert found["false-clipping"].verdict == "found"
+    assert not found["no-learning"].advice.startswith("Do not raise the learning rate")
 
 
 def test_means_over_five_steps_show_the_limit_they_never_exceed():

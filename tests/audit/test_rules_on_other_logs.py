@@ -283,8 +283,8 @@ def test_advice_names_the_parameters_of_the_logs_own_framework():
         cut = log(reward=flat, facts={"trainer": trainer, "max_completion_length": 32}, **lengths)
         return {f.rule: f.advice for f in check(cut)}["true-clipping"]
 
-    assert "Raise max_completion_length" in advised("GRPOTrainer")
-    assert "Raise data.max_response_length" in advised("verl")
+    assert "raise max_completion_length" in advised("GRPOTrainer")
+    assert "raise data.max_response_length" in advised("verl")
 
 
 @pytest.mark.parametrize("count, expected", [(3, "not found"), (20, "not-finite")])
@@ -359,3 +359,30 @@ def test_reward_functions_logged_in_few_steps_are_counted():
         "2 of them, in too few steps"
         in dead_rewards(log(4, reward=flat, **{f"{PART}{name}": flat for name in "ab"})).says
     )
+
+
+@pytest.mark.parametrize(
+    "names, expected",
+    [
+        (("completions/clipped_ratio", "completions/mean_length", "completions/max_length"), "found"),
+        (("rollout/truncated_ratio", "rollout/response_len/mean", "rollout/response_len/max"), "not found"),
+    ],
+)
+def test_ratios_that_an_engine_reports_are_not_disputed(tmp_path, names, expected):
+    row = {"reward": 0.5} | dict(zip(names, (0.6, 50.0, 100.0), strict=True))
+    (tmp_path / "a.jsonl").write_text("".join(json.dumps({"step": n} | row) + "\n" for n in range(60)))
+    assert {f.rule: f.verdict for f in check(read(tmp_path / "a.jsonl"))}["false-clipping"] == expected
+
+
+def test_weights_are_not_lost_where_later_steps_are_finite():
+    norm = np.where(np.isin(np.arange(60), range(10, 15)), np.nan, 0.3)
+    found = log_damage(log(reward=rising, loss=0.1, grad_norm=norm))
+    assert (found.severity, found.cause) == ("warning", "not-finite")
+    assert "the weights were not lost" in found.says
+    assert log_damage(log(reward=rising, grad_norm=np.where(np.arange(60) < 50, 0.3, np.nan))).severity == "problem"
+
+
+def test_masked_steps_ask_first_whether_rows_were_cut():
+    masked = log(reward=flat, grad_norm=EVERY_OTHER, clipped_ratio=1 - EVERY_OTHER, zero_std_share=0.0)
+    found = zero_gradient(masked)
+    assert found.cause == "masked" and found.advice.startswith("If they were really cut, raise max_completion_length.")

@@ -77,7 +77,9 @@ def test_parts_without_a_known_name_are_set_against_the_form():
 
 def test_a_part_all_completions_earn_is_not_called_unsampled():
     made = of_parts(up, length=0.15, answer=up)
-    assert dead_rewards(made).advice == "length: every completion earns it, so leave it out or ask for more."
+    assert (
+        dead_rewards(made).advice == "length: every completion earns it. Keep it if it is a guard, else ask for more."
+    )
     both = dead_rewards(of_parts(up, length=0.15, answer=up, strict=0.0)).advice
     assert both.startswith("Call the function on a completion") and "length: every completion" in both
 

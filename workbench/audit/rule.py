@@ -17,7 +17,7 @@ UPDATES, TOOLS = "update/moved, which attach_watch logs", "the share of calls of
 _REMEDIES = {
     "log_completions=True": re.compile(r"completions\b(?!/)|log_completions|rollout_data_dir"),
     "--limit N": re.compile(r"--limit"),
-    "vllm_importance_sampling_correction=True": re.compile(r"log-probs|logp_difference|rollout_probs_diff"),
+    "vllm_importance_sampling_correction=True (with vLLM)": re.compile(r"log-probs|logp_difference|rollout_probs_diff"),
     "--model MODEL": re.compile(r"--model|tokenizer\.json"),
     "attach_watch(trainer)": re.compile(r"attach_watch"),
     "a log of grad_norm": re.compile(r"grad_norm"),

@@ -8,6 +8,15 @@ from .rule import rule
 
 _ROUNDING = 2e-3  # of four printed digits, relative
 _CLIP_METRICS = ("clipped_ratio", "mean_terminated_length")
+_RECORDED, _IN_THE_TEXT = "the recorded finish reasons say otherwise", "the texts end in a stop string"
+# What slime and prime-rl log of the engine's own finish reasons.
+_OF_THE_ENGINE = (
+    "rollout/truncated_ratio",
+    "rollout/truncated_rate",
+    "rollout/truncated",
+    "is_truncated/mean",
+    "truncation",
+)
 
 
 def cut_rows(log: Log) -> np.ndarray | None:
@@ -52,8 +61,8 @@ def false_clipping(log: Log) -> Finding:
     clipped = np.nan_to_num(logged) > 0
     if not clipped.any():
         return absent("The log counts no completion as clipped.")
-    if log.trainer == "ms-swift":
-        return absent("ms-swift counts the completions that the engine reports as truncated, at any length.")
+    if log.trainer == "ms-swift" or any(log.raw(name) is not None for name in _OF_THE_ENGINE):
+        return absent("This trainer counts the completions that the engine reports as truncated, at any length.")
     reasons = _contradictions(log, logged)
     wrong = np.any(list(reasons.values()), axis=0) if reasons else np.zeros(len(logged), bool)
     if not wrong.any():
@@ -61,13 +70,15 @@ def false_clipping(log: Log) -> Finding:
     true = cut_rows(log)
     counts = {reason: int(where.sum()) for reason, where in reasons.items() if where.any()}
     evidence = {"logged clipped ratio": float(np.nanmean(logged)), "steps that contradict it": counts}
+    shown = any(reason in (_RECORDED, _IN_THE_TEXT) for reason in counts)  # and not by lengths alone
+    other = "" if shown else ", or the engine's context, shorter than prompt and limit, cut them"
     more = {"true clipped ratio": true, "mean length": log.logged("mean_length")}
     evidence |= {name: float(np.nanmean(values)) for name, values in more.items() if values is not None}
     return found(
         WARNING,
         f"completions/clipped_ratio says {np.nanmean(logged):.0%} of the completions were truncated by the length limit. That "
-        f"is wrong: {next(iter(counts))}. They ended at a stop that the trainer does not recognise.",
-        f"Do not mask truncated completions and do not raise the limit because of this number. {teach_the_stop(log)}",
+        f"is wrong: {next(iter(counts))}. They ended at a stop that the trainer does not recognise{other}.",
+        f"Do not mask truncated completions and do not raise the limit because of this number. Read one. {teach_the_stop(log)}",
         steps=log.at(wrong),
         evidence=evidence,
         contradicts=_CLIP_METRICS,
@@ -93,7 +104,7 @@ def _contradictions(log: Log, logged: np.ndarray) -> dict[str, np.ndarray]:
     if true is None:
         return _indirect(log, logged)
     indirect = {reason: where & np.isnan(true) for reason, where in _indirect(log, logged).items()}
-    return {"the recorded finish reasons say otherwise": logged - true > 0.005} | indirect
+    return {_RECORDED: logged - true > 0.005} | indirect
 
 
 def _indirect(log: Log, logged: np.ndarray) -> dict[str, np.ndarray]:
@@ -101,7 +112,7 @@ def _indirect(log: Log, logged: np.ndarray) -> dict[str, np.ndarray]:
     reasons: dict[str, np.ndarray] = {}
     ended = ended_rows(log)
     if ended is not None and log.each_step:  # the texts are of the last batch, the ratio of all since the line before
-        reasons["the texts end in a stop string"] = logged + ended > 1.02
+        reasons[_IN_THE_TEXT] = logged + ended > 1.02
     mean, longest = log.logged("mean_length"), log.logged("max_length")
     if mean is None or log.logged("tool_calls") is not None:  # with tools, lengths leave out what the tools wrote
         return reasons

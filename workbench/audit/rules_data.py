@@ -45,7 +45,15 @@ def log_damage(log: Log) -> Finding:
     lost = {name: where for name in ("loss", "grad_norm") if (where := _not_a_number(log, name)).any()}
     if lost and max(where.mean() for where in lost.values()) >= _OFTEN:
         name = max(lost, key=lambda name: lost[name].mean())
-        says = f"{name} is no finite number in {lost[name].mean():.0%} of the steps: the weights may be lost from there on."
+        says = f"{name} is no finite number in {lost[name].mean():.0%} of the steps"
+        if not any(where[-1] for where in lost.values()):
+            says += ", and the last steps have one, so the weights were not lost."
+            advice = (
+                "A step of fp16 that overflows is skipped, and a file may lack values. If steps were skipped, train in "
+            )
+            advice += "bf16 or fp32, or lower the learning rate."
+            return _damaged(log, WARNING, "not-finite", says, advice, steps=log.at(lost[name]))
+        says += ", also of the last: the weights may be lost."
         advice = "Go back to a checkpoint before the first of these steps; lower the learning rate, or train in bf16 or fp32."
         return _damaged(log, PROBLEM, "not-finite", says, advice, steps=log.at(lost[name]))
     never = [d for d in broken if _NEVER in d]
@@ -272,7 +280,8 @@ def missing_rewards(log: Log) -> Finding:
     return found(
         PROBLEM if share >= 0.05 else WARNING,
         f"{share:.1%} of the {units} have no reward.",
-        "Let a reward function return a number for every completion, or drop the prompts that it cannot score.",
+        "Repair the function that returns none, or drop the prompts that it cannot score. Do not return 0 instead: that moves "
+        "the mean of the group.",
         steps=log.at(steps) if table is None or rows is None else table["step"][rows].unique(),
         evidence={"share": share, "steps": int(steps.sum())},
         cost={f"share of {units}": share},

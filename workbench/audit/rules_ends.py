@@ -99,7 +99,8 @@ def true_clipping(log: Log) -> Finding:
     serious = late >= 0.5 and not learns and (~np.isnan(true)).sum() >= LEAST
     says = f"{late:.0%} of the completions are cut by the length limit in the last quarter of the run"
     says += ", while the reward rises or is at its highest." if learns else "."
-    advice = "Raise max_completion_length, or reward shorter completions; masking them leaves less to learn from."
+    advice = "Read some that were cut. If they were not finished, raise max_completion_length or reward shorter ones; if they "
+    advice += "run on after their end, repair the stop. Masking them leaves less to learn from."
     advice = _of_plain_prompts(log) or advice
     where, share = log.at(true >= 0.25), float(np.nanmean(true))
     evidence = {"share cut, last quarter": late, "share cut, all steps": share}
@@ -200,13 +201,16 @@ def _all_of_one_length(log: Log) -> Finding | None:
 def _of_plain_prompts(log: Log) -> str:
     """The advice where a record says that prompts lack the model's chat template; else an empty string."""
     says = 'Write prompts as messages, {"prompt": [{"role": "user", "content": ...}]}. They are plain strings now: TRL '
-    says += "applies no chat template to them, but the model stops where its template ends a turn."
+    says += "applies no chat template to them, but the model stops where its template ends a turn. Reward functions then get "
+    says += "lists of messages."
     return says if log.facts.get("plain_prompts") else ""
 
 
 def _runs_on(log: Log, where: np.ndarray, says: str, evidence: dict) -> Finding:
-    advice = "Let the sampler stop: stop_token='eos' in TRL's PPOConfig, or an eos_token_id in the model's generation "
-    advice += "config; if completions are meant to be longer, raise the limit."
+    advice = (
+        "Let the sampler stop: in TRL's PPOConfig stop_token='eos', in GRPO and RLOO an eos_token_id in the model's "
+    )
+    advice += "generation config (TRL 1.14.2 or newer). If completions are meant to be longer, raise the limit."
     advice = _of_plain_prompts(log) or advice
     cost, notebook = {"share of steps": where.mean()}, "01_ppo_eos_stop"
     return found(PROBLEM, says, advice, steps=log.at(where), evidence=evidence, cost=cost, notebook=notebook)

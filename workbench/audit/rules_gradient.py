@@ -119,7 +119,9 @@ def false_zero_std(log: Log) -> Finding:
     says = f"frac_reward_zero_std says that {np.nanmean(logged):.0%} of the groups have equal rewards. "
     says += f"That is wrong: {why}." if wrong.any() else "This is no share of groups: it is of the whole batch."
     says += f" TRL computes it from the standard deviation by which it scales, here that of the batch ({because})."
-    advice = "Count equal groups from the completions (log_completions=True), or scale rewards by group."
+    advice = (
+        "Count equal groups from the completions (log_completions=True). Only this number is wrong, not the training."
+    )
     evidence = {"logged share": float(np.nanmean(logged)), "steps that contradict it": int(wrong.sum())}
     severity, contradicts = WARNING if wrong.any() else NOTE, ("zero_std_share",)
     return found(severity, says, advice, steps=log.at(wrong), evidence=evidence, contradicts=contradicts)
@@ -314,17 +316,22 @@ def _carried(values: np.ndarray) -> np.ndarray:
 _CAUSES = {  # cause -> in words, what to do, the notebook that shows it
     "masked": (
         "all completions with an advantage were left out of the loss as truncated",
-        "Set mask_truncated_completions=False, or make completions that stop count as such; see masked-stops.",
+        "If they were really cut, raise max_completion_length. If they stopped, set mask_truncated_completions=False; see "
+        "masked-stops.",
         "02_grpo_custom_stops"),
     "copies": ("all completions of a group are the same", "Remove `seed` from generation_kwargs.", "04_duplicate_prompts"),
     "equal-rewards": (
         "all completions of each group got the same reward",
-        "Use prompts for which some completions succeed and some fail, a finer reward, or more generations.", None),
+        "Run the reward function on five of these completions by hand. If it is right, use prompts for which some completions "
+        "succeed and some fail, a finer reward, or more generations.", None),
     "zero-loss": (
         "the loss is exactly 0, which is all this log shows: groups got equal rewards, or completions were left out of it",
         "Log grad_norm, frac_reward_zero_std and completions/clipped_ratio, which show which of the two it is.", None),
     "learning-rate": ("the learning rate is 0", "Check learning_rate, the scheduler and its warm-up.", None),
-    "clip": ("every token's ratio was clipped", "Lower the learning rate or num_iterations, or raise epsilon.", None),
+    "clip": (
+        "every token's ratio was clipped",
+        "See that the ratio is 1 before the first update on these completions; then lower the learning rate or num_iterations.",
+        None),
     "unknown": ("the log does not show why", "Log {}.", None),
 }  # fmt: skip
 
@@ -375,7 +382,10 @@ def _advice(log: Log, cause: str) -> str:
     absent = [name for metric, name in wanted.items() if log.logged(metric) is None]
     if cause != "unknown" or absent:
         return _CAUSES[cause][1].format(", ".join([*absent, "completions"]))
-    return "Rewards differ, and no row is masked: see whether the engine, such as DeepSpeed, loses the gradient."
+    return (
+        "Neither equal rewards nor a mask of all rows explains it: see whether the rows left in the loss got equal rewards, or "
+        "the engine, such as DeepSpeed, loses the gradient."
+    )
 
 
 def _level(dead: float, reward: np.ndarray, top: float | None) -> tuple[str, str]:
@@ -431,8 +441,8 @@ def lost_updates(log: Log) -> Finding:
     if not fp32:
         advice = (
             "Keep the trained weights in fp32: load the model with dtype=torch.float32; with bf16=True it still computes in "
-            "bf16. Choose the learning rate again then: one that was tuned with bf16 weights can be too high. Or train LoRA, "
-            "whose adapters PEFT keeps in fp32."
+            "bf16. Choose the learning rate again then: one that was tuned with bf16 weights can be too high. Or train LoRA "
+            "on weights that are not quantised: PEFT keeps its adapters in fp32."
         )
     reward = reward_of(log)
     learns = reward is not None and (rises(reward) or ends_at_the_top(log))

@@ -98,7 +98,10 @@ def no_learning(log: Log) -> Finding:
         more = _not_where_gradients_are_absurd(log, "Train more steps, or more seeds.")
         return unknown(more, says, **evidence)
     says = f"No learning shows: over {steps} steps the reward {by}, less than it scatters from step to step."
-    advice = "Look at the other findings first; else raise the learning rate, or train longer."
+    advice = (
+        "See the other findings, and whether more reward is possible; else train longer. Raise the learning rate only "
+    )
+    advice += "where kl and grad_norm stay small."
     if _runs_away(log):
         advice = "Do not raise the learning rate: completions grow or are truncated, or the policy drifts. "
         advice += "Lower it, and read completions of the last steps."
@@ -144,7 +147,7 @@ def _absurd_norm(log: Log) -> np.ndarray | None:
 
 def _runs_away(log: Log) -> bool:
     """Say whether lengths doubled, many completions count as cut, or the KL or the entropy says that the policy is lost."""
-    length, clipped = log.logged("mean_length"), log.logged("clipped_ratio")
+    length, clipped = log.logged("mean_length"), log.metric("clipped_ratio")
     first, last = (0.0, 0.0) if length is None else quarters(length)
     cut = clipped is not None and quarters(clipped)[1] >= 0.25
     return cut or last > 2 * first or FOUND in (collapse(log).verdict, kl_runaway(log).verdict)
@@ -194,7 +197,7 @@ def collapse(log: Log) -> Finding:
         cause, advice = "diverged", "Lower the learning rate, or add a KL penalty (beta)."
     elif first > 0 and last < 0.05 * first and not learns:
         says = f"The policy stopped exploring: its entropy fell from {first:.3g} to {last:.3g}, and the reward did not rise."
-        cause, advice = "entropy", "Lower the learning rate, raise epsilon_high or the temperature."
+        cause, advice = "entropy", "Lower the learning rate, or raise the temperature."
     else:
         says = f"Entropy {first:.3g} to {last:.3g}; the reward did not fall, or ends at its highest."
         return absent(says, **evidence)
@@ -322,6 +325,7 @@ def length_runaway(log: Log) -> Finding:
         return absent(f"Completions grew from {first:.4g} to {last:.4g} tokens, and the reward rose.", **evidence)
     serious = _surely_did_not_rise(reward) and not ends_at_the_top(log)
     says = f"Completions grew from {first:.4g} to {last:.4g} tokens, and no rise of the reward is sure."
-    advice = "Use a loss that does not favour length (loss_type='dr_grpo' or 'dapo'), or a length penalty."
+    advice = "Read the longest completions. loss_type='grpo' favours long wrong ones: with it, take 'dr_grpo' or 'dapo'. Else "
+    advice += "try a penalty on length."
     cost = {"tokens per completion": last - first}
     return found(PROBLEM if serious else WARNING, says, advice, evidence=evidence, cost=cost)

@@ -108,7 +108,7 @@ def reward_parts(log: Log) -> Finding:
     says += "." if total is None else f" ({total.estimate:+.2g})."
     advice = "Judge the run by the part that measures the task, and in an evaluation: the total does not show it."
     if cancel:
-        advice += " Lower the weight of the parts that rise at its cost (reward_weights), or pay them only with it."
+        advice += " If that part falls, lower the weight of those that rise (reward_weights), or pay them only with it."
     severity, cause = WARNING if cancel else NOTE, "cancel" if cancel and not course else ""
     return found(severity, says, advice, cause=cause, evidence=evidence)
 
@@ -126,7 +126,9 @@ def _learns_the_form(
     advice = (
         "Read ten completions of the last steps: the policy learns the form and not the task. Take prompts of which it "
     )
-    advice += "solves some, pay the form only with a right answer, or lower the weight of the form (reward_weights)."
+    advice += (
+        "solves some; then pay the form only with a right answer, or lower the weight of the form (reward_weights)."
+    )
     return found(WARNING, says, advice, cause=FORM_ONLY, evidence=evidence | {"score the answer": answers})
 
 
@@ -150,7 +152,11 @@ def dead_rewards(log: Log) -> Finding:
     words = ", ".join(f"{name} gave {value:.4g}" for name, value in constant.items())
     says = f"Of {len(parts)} reward functions {len(constant)} never varied: {words} in every step."
     always = [name for name, value in constant.items() if value > 0]
-    advice = f"{', '.join(always)}: every completion earns it, so leave it out or ask for more." if always else ""
+    advice = (
+        f"{', '.join(always)}: every completion earns it. Keep it if it is a guard, else ask for more."
+        if always
+        else ""
+    )
     if len(always) < len(constant):
         never = "Call the function on a completion that should earn its reward: what it looks for may never be sampled."
         advice = f"{never} {advice}".strip()
@@ -193,8 +199,9 @@ def tool_failures(log: Log) -> Finding:
     says = f"{mean:.0%} of the {of}, {first:.0%} in the first quarter of the run and {last:.0%} in the last."
     says += " Their completions are scored like wrong answers."
     advice = (
-        "Read the errors that the tool or sandbox returned: repair time-outs, limits and the format of a call first. Leave "
-        "completions whose tool failed by itself out of the loss. The learning rate is not the cause."
+        "Read the errors that the tool or sandbox returned: repair time-outs, limits and the format of a call first. Where the "
+        "tool itself failed, leave the completion out: in TRL every reward function returns None for it. If failures grow, the "
+        "policy may be at fault too."
     )
     severity = PROBLEM if mean >= 0.5 and not rises(reward_of(log)) else WARNING
     where = log.at(np.nan_to_num(share) >= max(_FAILING, mean / 2))

@@ -169,9 +169,8 @@ def lost_to_correction(log: Log) -> Finding:
     says = f"The correction for the sampler's log-probs takes {1 - mean:.0%} of the gradient: the importance ratio is "
     says += f"{mean:.2g} in the mean, {lowest:.2g} in the lowest step."
     advice = "Find out why sampler and scorer differ (see mismatch). Ratios of whole completions are products over all tokens, "
-    advice += (
-        "so small differences do this to long ones: vllm_importance_sampling_mode='token_truncate' corrects each token."
-    )
+    advice += "so rounding alone does this to long ones; only if it is rounding, correct each token: "
+    advice += "vllm_importance_sampling_mode='token_truncate'."
     where = log.at(compared & (np.nan_to_num(ratio, nan=1.0) < _MOST_OF_IT))
     return found(WARNING, says, advice, steps=where, evidence=evidence, cost={"share of the gradient": 1 - mean})
 
