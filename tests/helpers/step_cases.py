@@ -134,7 +134,7 @@ def losing_a_gradient(trainer):
         def training_step(self, model, *args):
             loss = super().training_step(model, *args)
             for name, parameter in model.named_parameters():
-                if "layers.0." in name:
+                if "layers.0." in name and parameter.grad is not None:
                     parameter.grad.zero_()
             return loss
 

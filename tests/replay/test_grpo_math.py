@@ -23,8 +23,8 @@ from workbench.replay.grpo_math import (
     row_rewards,
     sampler_correction,
 )
-from workbench.replay.stages import check_loss
-from workbench.replay.step import MicroRows, Step
+from workbench.replay.stages import check_ends, check_loss
+from workbench.replay.step import MicroRows, SampledRow, Step
 
 LENGTHS = (5, 3, 4, 5)
 LOSSES = ("grpo", "bnpo", "dr_grpo", "dapo", "cispo", "sapo", "luspo", "vespo")
@@ -209,3 +209,11 @@ def test_a_factor_is_named_if_a_micro_batchs_loss_is_nearly_0():
     step = Step("GRPO", "float32", 1, 0, {"loss_type": "dapo"}, [], [], [], None, [], micro)
     losses = [Loss(value, [np.ones(2)], []) for value in (0.5, -1e-12)]
     assert check_loss(step, losses).cause.endswith("4 times as much")
+
+
+@pytest.mark.parametrize("mask, trained", [([1, 1, 1], True), ([1, 1, 0], False)])
+def test_tokens_behind_an_end_are_trained_if_the_mask_has_them(mask, trained):
+    row = SampledRow([1], [5, 6, 7], np.ones(3), True, 2, False, np.array(mask))
+    ends = check_ends(SimpleNamespace(rows=[row]), str)
+    assert ends.verdict == "different" and ends.cause.startswith("1 rows keep up to 1 tokens behind their end")
+    assert ("which the loss then trains" in ends.cause) == trained

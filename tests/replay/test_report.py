@@ -80,6 +80,7 @@ def test_a_finding_of_a_step_whose_ratios_are_all_1_names_replay():
     assert StepReport([RATIOS, LOSS], [row_of(ratios=(1.0, np.nan, 1.0))]).advice == ""
     assert StepReport([RATIOS, LOSS], []).advice == ""
     assert StepReport([LOSS], [row_of()]).advice == ""
+    assert StepReport([RATIOS, LOSS], [row_of()], "AsyncGRPO").advice == ""  # whose steps are not kept
 
 
 @pytest.mark.parametrize("kind", ["GRPO", "RLOO"])

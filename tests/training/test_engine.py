@@ -151,9 +151,17 @@ def test_a_server_s_log_probs_judge_no_copies():
     assert served()[1].logprobs == []
 
 
-@pytest.mark.parametrize(("images", "hint"), [(None, "send equally many prompts"), (["a cat", None], "trl #6294")])
-def test_an_answer_to_another_prompt_is_refused_with_a_cause(images, hint):
+ANSWERS = [
+    ("server", None, "every process must send equally many prompts"),
+    ("colocate", None, "in process the engine"),
+    ("colocate", ["a cat", None], "trl #6294"),
+]
+
+
+@pytest.mark.parametrize(("mode", "images", "hint"), ANSWERS)
+def test_an_answer_to_another_prompt_is_refused_with_a_cause(mode, images, hint):
     generation, _, _ = tapped()
+    generation.mode = mode
     inner = generation.generate.original
     generation.generate.original = lambda *a: ([[9, 9], [3]], *inner(*a)[1:])
     with pytest.raises(GroupError, match=f"row 0: the engine completed the prompt .*{hint}"):

@@ -1,5 +1,7 @@
 """The cause that `check_step` names is the one without which the difference goes; else it says what was tested."""
 
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 import torch
@@ -12,7 +14,7 @@ from workbench.experiments.recipes import resolve_model
 from workbench.training.grpo import GRPOTrainer
 from workbench.training.record_step import dropouts_of
 from workbench.watch.attach import StepCheck
-from workbench.watch.causes import sampled_with, shifted
+from workbench.watch.causes import cause_of_sampling, sampled_with, shifted
 from workbench.watch.check_step import check_step
 
 pytestmark = pytest.mark.slow
@@ -263,6 +265,13 @@ class ColderSampler(trl.GRPOTrainer):
 def test_a_setting_that_does_not_explain_it_is_not_the_cause(tmp_path):
     first = check_step(make(tmp_path, ColderSampler, top_p=0.999)).first
     assert first.name == "sampling" and "top_p=0.999 is set, but does not explain it" in first.cause, first
+
+
+@pytest.mark.parametrize("options, said", [({"min_tokens": 5}, "min_tokens=5 is set, which was not"), ({}, "selected")])
+def test_a_minimum_of_tokens_is_said_where_it_may_explain(options, said, monkeypatch):
+    monkeypatch.setattr("workbench.watch.causes.logits_alone", lambda *_: torch.zeros(3, 5))
+    step = SimpleNamespace(rows=[SimpleNamespace(ids=[1, 2], prompt_ids=[0])])
+    assert said in cause_of_sampling(None, step, options, 1.0, lambda rows: 0.0)
 
 
 def test_a_loss_that_is_rounding_has_no_factor(tmp_path):

@@ -1,5 +1,6 @@
 """`check_step` on real trainers: nothing is said of healthy ones, and each fault is found at its stage."""
 
+from types import SimpleNamespace
 from typing import ClassVar
 
 import numpy as np
@@ -10,17 +11,23 @@ from configuration_models import not_images, pictures, seeing
 from conftest import daily
 from datasets import Dataset
 from peft import LoraConfig, get_peft_model
-from step_cases import BASE, FAULTS, HEALTHY, LORA, PROMPTS, length, make, of_prompt
+from step_cases import BASE, FAULTS, HEALTHY, LORA, PROMPTS, length, losing_a_gradient, make, of_prompt
 from transformers import AutoModelForCausalLM
 
 from workbench import attach_watch
 from workbench.errors import ParameterError, RunError
 from workbench.experiments.recipes import resolve_model
 from workbench.lab.reports.clean import clean_html
+from workbench.replay.grpo_math import LossRow
+from workbench.replay.report import Stage
 from workbench.watch.attach import StepCheck
 from workbench.watch.check_step import check_step
+from workbench.watch.judge import Judge
 
 pytestmark = pytest.mark.slow
+
+
+LOSING = losing_a_gradient(trl.GRPOTrainer)
 
 
 def text_length(completions, **_):
@@ -62,6 +69,34 @@ def test_a_reward_of_the_prompt_alone_gives_no_gradient(tmp_path):
         "cannot tell",
         "no row of this batch has an advantage",
     )
+
+
+@pytest.mark.parametrize(
+    "advantage, cause", [(0.0, "no row of this batch has an"), (1.0, "no weight that trains moves")]
+)
+def test_a_loss_without_a_gradient_says_what_is_known(advantage, cause):
+    rows = [LossRow(np.zeros(1), advantage, np.ones(1))]
+    step = SimpleNamespace(kind="GRPO", micro_batches=[SimpleNamespace(rows=rows)])
+    judge = SimpleNamespace(step=step, losses=[1], gradients={}, record=SimpleNamespace(gradients={}, problem=""))
+    assert cause in Judge._gradient(judge, Stage("loss", "same")).cause
+
+
+@pytest.mark.parametrize("options, said", [(["top_p=0.9"], "; not tested: top_p=0.9"), ([], "a shift by a token")])
+def test_an_option_is_no_cause_of_other_sampler_log_probs(options, said):
+    pairs, step = [(np.array([-9.0, -1.0, -8.0]), np.array([-1.0, -5.0, -2.0]))], SimpleNamespace()
+    step.sampler_options = lambda: options
+    why = Judge._why_mismatch(SimpleNamespace(step=step), pairs)
+    assert why.startswith("cause not found; not: a shift by a token") and why.endswith(said)
+
+
+@pytest.mark.parametrize(
+    "beta, dropout, verdict", [(0.1, 0.1, "cannot tell"), (0.0, 0.1, "different"), (0.1, 0.0, "different")]
+)
+def test_dropout_may_move_the_kl_in_the_advantages_of_rloo(beta, dropout, verdict):
+    step = SimpleNamespace(kind="RLOO", settings={"beta": beta})
+    judge = SimpleNamespace(step=step, policy=torch.nn.Dropout(dropout))
+    stage = Judge._with_dropout_in_kl(judge, Stage("advantages", "different", "the definition gives others"))
+    assert stage.verdict == verdict and ("moves the KL" in stage.cause) == (verdict == "cannot tell"), stage
 
 
 @pytest.mark.parametrize("scale", [2.0**16, 2.0**127])
@@ -367,7 +402,7 @@ def test_an_option_that_only_the_sampler_has_is_named(name, tmp_path):
     setattr(trainer.generation_config, name, OPTIONS[name])
     sampling = check_step(trainer)["sampling"]
     assert sampling.verdict == "different", sampling
-    assert f"args.{name} is None, the trainer has {OPTIONS[name]}" in sampling.cause, sampling
+    assert f"generation_kwargs has no {name}, the sampler has {OPTIONS[name]}" in sampling.cause, sampling
 
 
 @pytest.mark.parametrize("name, value", [("min_new_tokens", 8), ("suppress_tokens", [70]), ("min_p", 0.0)])
@@ -377,12 +412,12 @@ def test_an_option_of_the_models_own_config_is_named(name, value, tmp_path):
     sampling = check_step(make(tmp_path, model=model))["sampling"]
     named = bool(value)  # a hub's model may name what changes nothing
     assert (sampling.verdict == "different") == named, sampling
-    assert (f"args.{name} is None, the trainer has {value}" in sampling.cause) == named, sampling
+    assert (f"generation_kwargs has no {name}, the sampler has {value}" in sampling.cause) == named, sampling
 
 
 def test_an_option_of_the_config_is_none_of_the_sampler_alone(tmp_path):
     sampling = check_step(make(tmp_path, generation_kwargs={"min_new_tokens": 8}))["sampling"]
-    assert sampling.verdict == "cannot tell" and "the trainer has" not in sampling.cause, sampling
+    assert sampling.verdict == "cannot tell" and "the sampler has" not in sampling.cause, sampling
 
 
 def sorted_in_place(completions, **_):
@@ -537,14 +572,15 @@ def test_a_kl_that_is_logged_with_its_factor_is_named(cls, verdict, tmp_path):
     assert metrics.verdict == verdict and "kl " in metrics.cause, metrics
 
 
-@pytest.mark.parametrize("preserved", [False, True])
-def test_a_layer_computed_again_has_the_same_dropout(preserved, tmp_path):
+@pytest.mark.parametrize("preserved, cls", [(False, trl.GRPOTrainer), (True, trl.GRPOTrainer), (False, LOSING)])
+def test_a_layer_computed_again_has_the_same_dropout(preserved, cls, tmp_path):
     config = LoraConfig(r=4, target_modules="all-linear", task_type="CAUSAL_LM", lora_dropout=0.3)
     options = {"use_reentrant": False, "preserve_rng_state": preserved}
     recomputed = {"gradient_checkpointing": True, "gradient_checkpointing_kwargs": options}
-    gradient = check_step(make(tmp_path, more={"peft_config": config}, learning_rate=1e-4, **recomputed))["gradient"]
+    trainer = make(tmp_path, cls=cls, more={"peft_config": config}, learning_rate=1e-4, **recomputed)
+    gradient = check_step(trainer)["gradient"]
     assert (gradient.verdict == "different") == (not preserved), gradient
-    assert ("preserve_rng_state=False" in gradient.cause) == (not preserved), gradient
+    assert ("preserve_rng_state=False" in gradient.cause) == (not preserved and cls is not LOSING), gradient
 
 
 class DividedByAll(trl.GRPOTrainer):

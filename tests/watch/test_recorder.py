@@ -17,7 +17,7 @@ from workbench.runs.run import Run
 from workbench.training.grpo import GRPOTrainer
 from workbench.training.rewards import length_reward
 from workbench.watch.attach import attach_watch
-from workbench.watch.recorder import limit_of, logged_rows
+from workbench.watch.recorder import Watch, limit_of, logged_rows
 
 pytestmark = pytest.mark.slow
 
@@ -126,6 +126,15 @@ def test_where_trl_moved_what_is_watched_it_says_so_and_is_off(capfd, monkeypatc
     monkeypatch.delattr(trl.GRPOTrainer, "_generate")
     assert not attach_watch(trainer).on
     assert "the watch is off, the training goes on: AttributeError" in capfd.readouterr().err
+
+
+@pytest.mark.parametrize("vllm, said", [(True, "vLLM raises an error"), (False, "TRL ignores the option")])
+def test_an_unknown_option_is_said_with_what_follows(vllm, said, monkeypatch):
+    monkeypatch.setattr("workbench.watch.recorder.warn_before_training", lambda trainer: None)
+    monkeypatch.setattr("workbench.generation.preflight._known_options", lambda backend: {"top_k"})
+    args = SimpleNamespace(generation_kwargs={"top_kk": 5}, use_vllm=vllm, vllm_mode="colocate")
+    with pytest.warns(UserWarning, match=f"'top_kk': unknown to .*{said}"):
+        Watch._check_settings(SimpleNamespace(_trainer=SimpleNamespace(args=args)))
 
 
 def test_it_can_be_left_off_and_ended(monkeypatch):

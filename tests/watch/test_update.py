@@ -1,6 +1,7 @@
 """The stage `update` on real trainers: each fault of an optimizer is named, and healthy ones are not."""
 
 import re
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -11,7 +12,9 @@ from transformers import TrainerCallback
 from transformers.trainer_pt_utils import get_parameter_names
 
 from workbench import attach_watch, check_step
+from workbench.training.optimizer_step import OptimizerStep
 from workbench.watch.attach import StepCheck
+from workbench.watch.update_stage import update_stage
 
 pytestmark = pytest.mark.slow
 
@@ -118,7 +121,7 @@ FAULTS = {
     "clipped away, SGD": ({"max_grad_norm": 1e-9, "optim": "sgd"}, "max_grad_norm=1e-09 cuts a gradient of norm"),
     "not clipped": ({"cls": Unclipped, "max_grad_norm": 0.01}, "after clipping, max_grad_norm=0.01 gives 0.01"),
     "lost to bf16": ({"model": in_bf16, "learning_rate": 1e-6}, "the rounding of bfloat16 weights loses"),
-    "another model": ({"optimizer": of_another_model}, "none of the optimizer's parameters is the model's"),
+    "another model": ({"optimizer": of_another_model}, "no parameter of AdamW trains: it was made for another model"),
 }
 
 
@@ -166,12 +169,21 @@ def policy(dtype=torch.float32):
 
 def test_an_own_optimizer_is_not_compared_with_the_config(tmp_path):
     update = update_of(tmp_path, **own(lambda model: torch.optim.AdamW(groups_of(model), lr=3e-4), policy()))
-    assert update.verdict == "same" and "since you made it" in update.cause, update
+    assert update.verdict == "same" and "since it may be your own" in update.cause, update
 
 
 def test_another_optimizer_is_not_computed(tmp_path):
     update = update_of(tmp_path, optim="rmsprop")
     assert update.verdict == "cannot tell" and "RMSprop" in update.cause, update
+
+
+@pytest.mark.parametrize("is_computed, verdict", [(True, "different"), (False, "cannot tell")])
+def test_few_moved_elements_are_a_fault_of_a_known_step(is_computed, verdict):
+    step = OptimizerStep("Sparse", False, True, 1e-5, with_gradient=100, moved=30, is_computed=is_computed)
+    record, args = SimpleNamespace(update=step), SimpleNamespace(max_grad_norm=1.0)
+    update = update_stage(record, torch.nn.Linear(2, 2), args, None)
+    assert update.verdict == verdict and "the rounding of float32 weights" in update.cause, update
+    assert ("or the optimizer itself, leaves" in update.cause) == (not is_computed)
 
 
 HEALTHY = {
@@ -275,6 +287,8 @@ def test_a_matrix_in_the_group_without_decay_is_told(tmp_path):
 
 def test_a_watch_prints_a_fault_of_the_update_once(tmp_path, capsys):
     trainer = make(tmp_path, max_steps=2, **with_optimizer(setting(ALL, maximize=True)))
-    attach_watch(trainer, tmp_path / "record", check_every=1)
+    watch = attach_watch(trainer, tmp_path / "record", check_every=1)
     trainer.train()
-    assert capsys.readouterr().err.count("step-check: update is different: AdamW climbs the loss") == 1
+    said = capsys.readouterr().err
+    assert said.count("step-check: update is different: AdamW climbs the loss") == 1
+    assert "Do: look at `reports[1]` of what" in said and watch.reports[1].first.name == "update"

@@ -136,7 +136,9 @@ def check_before_compute(model: Any, args: Any, stops: StopSpec, tokenizer: Any)
         )
     if getattr(args, "use_transformers_continuous_batching", False) and (stops.stop or stops.min_tokens):
         given = f"stop={stops.stop}, min_tokens={stops.min_tokens}"
-        raise ParameterError(f"{given}: transformers' continuous batching has neither; leave both out")
+        raise ParameterError(
+            f"{given}: transformers' continuous batching has neither; leave out use_transformers_continuous_batching"
+        )
     tokenizer, by_path = tokenizer_in(tokenizer), isinstance(model, str)
     path, config, on_disk = (model, None, None) if by_path else (model.name_or_path, model.generation_config, None)
     if args.use_vllm or (stops != StopSpec() and by_path):

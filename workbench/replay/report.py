@@ -169,11 +169,15 @@ class StepReport:
 
     @property
     def advice(self) -> str:
-        """A sentence on how to see later updates, if ratios or loss are in question and every ratio is 1; else empty."""
+        """A sentence on how to see later updates, if ratios or loss are in question and every ratio is 1; else empty.
+
+        Of GRPO and RLOO, whose steps can be kept.
+        """
         verdicts = {stage.name: stage.verdict for stage in self.stages}
         asked = verdicts.get("ratios") in ("different", "cannot tell") or verdicts.get("loss") == "different"
         ratios = np.concatenate([row.ratios[row.mask > 0] for row in self.rows] or [np.zeros(0)])
-        if "ratios" not in verdicts or not asked or not len(ratios) or not np.abs(ratios - 1).max() <= _NEAR_ONE:
+        asked = asked and "ratios" in verdicts and self.kind in ("GRPO", "RLOO")
+        if not asked or not len(ratios) or not np.abs(ratios - 1).max() <= _NEAR_ONE:
             return ""
         return (
             "every ratio of this step is 1. If a later update has others, keep it with "

@@ -95,7 +95,9 @@ def check_ends(step: Step, decode: Callable[[list[int]], str]) -> Stage:
         return Stage("ends", "different", cause, len(wrong) / len(rows), places(wrong))
     if behind := [i for i, row in enumerate(rows) if row.end < len(row.ids)]:
         most = max(len(rows[i].ids) - rows[i].end for i in behind)
-        cause = f"{len(behind)} rows keep up to {most} tokens behind their end, which the loss then trains"
+        cause = f"{len(behind)} rows keep up to {most} tokens behind their end"
+        if any(rows[i].mask[rows[i].end :].any() for i in behind):
+            cause += ", which the loss then trains"
         return Stage("ends", "different", cause, float(most), places(behind))
     if unknown := sum(row.ended is None for row in rows):
         return Stage("ends", "cannot tell", f"{unknown} completions ended before the limit, and nothing says why")
@@ -143,7 +145,9 @@ def check_turns(step: Step) -> Stage | None:
     if unused and step.settings.get("rollout_func"):
         return Stage("turns", "cannot tell", f"{said}: does the rollout function intend this?", float(unused))
     if unused:
-        return Stage("turns", "different", f"{said}: the mask of a turn is not as long as its tokens", float(unused))
+        return Stage(
+            "turns", "different", f"{said}: the mask of a turn is too short, or leaves them out", float(unused)
+        )
     return Stage("turns", "same", f"{len(step.turns)} turns are in {len(step.rows)} rows as they were sampled")
 
 
@@ -453,7 +457,12 @@ def with_deviations(step: Step, stages: Sequence[Stage | None]) -> list[Stage]:
     said: dict[str, list[str]] = {}
     for name, (of_args, of_trainer) in step.deviations.items():
         stage = "advantages" if name == "beta" and step.kind == "RLOO" else SETTING_STAGES.get(name, "sampling")
-        said.setdefault(stage, []).append(f"args.{name} is {of_args}, the trainer has {of_trainer}")
+        if name in SETTING_STAGES:
+            why = f"args.{name} is {of_args}, the trainer has {of_trainer}"
+        else:  # no field of the config
+            given = f"no {name}" if of_args is None else f"{name}={of_args}"
+            why = f"generation_kwargs has {given}, the sampler has {of_trainer}"
+        said.setdefault(stage, []).append(why)
     present = [stage for stage in stages if stage]
     for name in said.keys() - {stage.name for stage in present}:
         present.insert(0, Stage(name, "cannot tell"))  # a kept step has no `sampling`

@@ -166,6 +166,8 @@ class EngineRequests:
         sampled = result[2] if self._generation.mode == "colocate" else None  # a server's may know no temperature
         self.logprobs = [[token[0] for token in row] for row in sampled or ()]
         cause = "in server mode every process must send equally many prompts"
+        if self._generation.mode == "colocate":
+            cause = "in process the engine, or what wraps its `generate`, answered another prompt"
         if images and any(images):
             cause = "vLLM expands image tokens that TRL has expanded already (trl #6294): sample with transformers"
         for row, (asked, got) in enumerate(zip(prompts, result[0], strict=True)):

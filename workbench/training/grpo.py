@@ -122,7 +122,10 @@ class _Control(RecordsRows, _Trainer):
         spec = StopSpec.of(stops)
         check_record_dir(record_dir, record_steps)
         if (share_generation or generation_seed is not None) and not (args and args.use_vllm):
-            raise ParameterError(f"generation_seed={generation_seed}, share_generation={share_generation}: need vLLM")
+            raise ParameterError(
+                f"generation_seed={generation_seed}, share_generation={share_generation}: need vLLM; "
+                "set use_vllm=True or leave them out"
+            )
         if not explicit_positions and isinstance(model, torch.nn.Module) and fills_position_ids(model):
             raise ParameterError("explicit_positions=False: the model has a hook of with_position_ids; remove it")
         if args is not None:

@@ -137,7 +137,7 @@ class _GivenRows:
         if self._left < 0:
             raise ParameterError(
                 "check_step: the rows in batch fill no update: all are older than max_staleness, longer than token_budget, "
-                "or too short to fill it; give more rows"
+                "or too short to fill it; give newer, shorter or more rows"
             )
         sample = next(self._rows)
         # A row that comes again is another row, with an array of its own.

@@ -53,9 +53,9 @@ def movable_share(parameters: Iterable[torch.Tensor], learning_rate: float) -> f
 
 
 PLAIN_PROMPTS = (
-    "prompts are plain strings: TRL applies the tokenizer's chat template to message lists only, and a model that was tuned "
-    'with a template may never stop without it. Write {"prompt": [{"role": "user", "content": ...}]}. To keep plain '
-    'strings, silence this: warnings.filterwarnings("ignore", "prompts are plain strings")'
+    "prompts are plain strings: TRL applies the chat template to message lists only, and a model that was tuned with it may "
+    'never stop without it. Write {"prompt": [{"role": "user", "content": ...}]}; reward functions then get message lists. '
+    'To keep plain strings, silence this: warnings.filterwarnings("ignore", "prompts are plain strings")'
 )
 
 

@@ -93,7 +93,7 @@ class AsyncJudge(Judge):
 
     def _why(self) -> str:
         dropouts = dropouts_of(self.policy)
-        return f": the model has dropout ({', '.join(dropouts)}), which is on while it trains" if dropouts else ""
+        return f": not tested: dropout ({', '.join(dropouts)}), which is on while it trains" if dropouts else ""
 
 
 @contextlib.contextmanager

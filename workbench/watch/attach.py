@@ -141,9 +141,7 @@ class StepCheck(LiveCallback):
         if report.first is not None and report.first.name not in self._told:
             self._told.add(report.first.name)
             where = f"step {step}" + f", process {process}" * (self._trainer.accelerator.num_processes > 1)
-            advice = (
-                "look at `check_step(trainer)` (from workbench import check_step). More: docs/how-to/check_a_step.md"
-            )
+            advice = f"look at `reports[{step}]` of what `attach_watch` returned. More: docs/how-to/check_a_step.md"
             if report.advice:
                 advice += f". And: {report.advice}"
             self._tell(f"{where}: step-check: {report.first.name} is different: {report.first.cause}. Do: {advice}")
@@ -183,7 +181,7 @@ def attach_watch(
         meant: stages of these checks at which your subclass means to differ, as `check_step` takes them.
 
     Returns:
-        The watch; its `detach()` ends it. None if `WORKBENCH_WATCH=0`.
+        The watch; its `detach()` ends it, its `reports` are those of `check_every`, by step. None if `WORKBENCH_WATCH=0`.
 
     Raises:
         ParameterError: another trainer, `every` or `check_every` below 1, `record_steps` that name no step, a name in `meant`
@@ -218,5 +216,5 @@ def attach_watch(
     if record_steps is not None:
         StepRecorder(trainer, folder, record_steps)
     if check_every is not None:
-        StepCheck(trainer, check_every, tell, meant)
+        watch.reports = StepCheck(trainer, check_every, tell, meant).reports
     return watch

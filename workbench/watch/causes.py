@@ -24,7 +24,7 @@ from ..training.record_step import MicroBatch, StepRecord, dropouts_of, restored
 
 # What a rerun of the trainer's scoring changes, and what is then said.
 _SENTENCES = {
-    "again": "scored once more they agree: they change from call to call, and not by dropout",
+    "again": "scored once more they agree: they change from call to call, or the loss passes other inputs",
     "left out": "the loss leaves out {tokens} tokens that its mask has: with this mask they agree",
     "positions": "padding moves them: with position ids that count no pads they agree",
     "neighbours": "rows of a batch move one another: row by row, with their padding, they agree",
@@ -377,19 +377,24 @@ def cause_of_copies(
 
 
 def cause_of_sampling(
-    policy: Any, step: Step, temperature: float, share_likeliest: Callable[[Sequence[SampledRow]], float]
+    policy: Any,
+    step: Step,
+    options: Mapping[str, Any],
+    temperature: float,
+    share_likeliest: Callable[[Sequence[SampledRow]], float],
 ) -> str:
     """A sentence on why sampled tokens are likelier or less likely than scored: the sampler's options, if they explain it.
 
     Args:
+        options: with which the sampler draws from another distribution than the scored one: name -> value.
         temperature: of the scored distribution.
         share_likeliest: as in `cause_of_copies`.
     """
     if share_likeliest(step.rows) >= _GREEDY:
         return _greedy(step)
-    options, said = step.sampler_values(), ", ".join(step.sampler_options())
+    said = ", ".join(f"{name}={value}" for name, value in options.items())
     if not options:
-        return "the sampler is not the policy that is scored"
+        return "the sampler is not the policy that is scored, or tokens were selected after they were drawn"
     if "do_sample" in options:
         return f"{said} is set, but not each token is the likeliest one"
     excess = variance = 0.0
@@ -397,7 +402,7 @@ def cause_of_sampling(
         if not row.ids:
             continue
         logits = logits_alone(policy, row.prompt_ids, row.ids)[len(row.prompt_ids) - 1 : -1]
-        drawn = sampled_with(logits, row.prompt_ids, row.ids, {"temperature": float(temperature)} | options)
+        drawn = sampled_with(logits, row.prompt_ids, row.ids, {"temperature": float(temperature)} | dict(options))
         if drawn is None:
             return f"{said} is set, which was not tested"
         logps, entropies, variances = drawn

@@ -149,13 +149,11 @@ class DistillationJudge(Judge):
         return self._close("teacher", used, alone, cause)
 
     def _why(self) -> str:
-        """The known cause of different log-probs in a distillation."""
+        """A known cause of different log-probs in a distillation, whose scoring is not run again to test it."""
         if dropouts := dropouts_of(self.policy):
-            return (
-                f": the model has dropout ({', '.join(dropouts)}), which is on while it trains (disable_dropout=True)"
-            )
+            return f": not tested: dropout ({', '.join(dropouts)}) is on in training; disable_dropout=True may help"
         if any(not micro.inputs["prompt_mask"].all() for micro in self.record.micro_batches):
-            return ": padding moves them (positions without position_ids, or attention to pads)"
+            return ": not tested: padding (positions without position_ids, or attention to pads)"
         return ""
 
     def loss(self) -> Stage:

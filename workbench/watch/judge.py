@@ -29,7 +29,7 @@ from ..replay.stages import (
     tolerance_of,
     with_deviations,
 )
-from ..replay.step import SampledRow, Step
+from ..replay.step import SampledRow, Step, all_loss_rows
 from ..training.record_step import StepRecord, dropouts_of, record_without_dropout
 from ..training.rows import eos_ids, policy_of, stops_of, tokenizer_of
 from ..training.step_numbers import router_coefficient, router_loss_of, step_of
@@ -82,8 +82,10 @@ class Judge:
         self.temperature = step.settings["temperature"]
         self.stops = [*eos_ids(trainer)]
         options = step.sampler_values()
-        if stops_of(trainer)["min_tokens"]:
-            options["min_tokens"] = stops_of(trainer)["min_tokens"]
+        least = stops_of(trainer)["min_tokens"]  # a StopSpec may have it, which is not among the settings
+        if least and not options.keys() & {"min_tokens", "min_new_tokens"}:
+            options["min_tokens"] = least
+        self.sampler = options
         self.options = None if options.keys() - _PLACED else {"temperature": float(self.temperature)} | options
         self.losses = self._losses()
         self.alone: dict[tuple, _Alone] = {}  # by prompt and completion
@@ -95,7 +97,8 @@ class Judge:
 
     def report(self) -> StepReport:
         step = self.step
-        stages = [self._seeded(self.sampling()), *stages_of_rows(step, self.tokenizer.decode, self._reference_kl())]
+        of_rows = stages_of_rows(step, self.tokenizer.decode, self._reference_kl())
+        stages = [self._seeded(self.sampling()), *map(self._with_dropout_in_kl, of_rows)]
         stages += [check_batches(step), self.logprobs(), self.reference(), self.mismatch()]
         stages += [*self._of_update(), check_metrics(step)]
         return self._report(stages)
@@ -104,7 +107,7 @@ class Judge:
         """The stage of sampling, with the reward functions that seed what transformers draws for the generations to come."""
         if not self.record.seeding or self.step.settings.get("use_vllm"):
             return sampling
-        cause = f"{', '.join(sorted(self.record.seeding))} sets torch's seed: each generation draws the same numbers"
+        cause = f"{', '.join(sorted(self.record.seeding))} sets torch's seed: a fixed one makes each generation draw the same"
         return replace(sampling, verdict="different", cause=f"{cause}; {sampling.cause}")
 
     def report_of_reused(self, sampled_at: int, earlier: StepReport | None) -> StepReport:
@@ -257,7 +260,7 @@ class Judge:
             cause = (
                 f"the sampled tokens are {kind} than their scored distribution gives ({errors:+.1f} standard errors): "
             )
-            why = cause_of_sampling(self.policy, self.step, self.temperature, self._share_likeliest)
+            why = self._why_sampled_otherwise()
             return Stage("sampling", "different", cause + why, *numbers)
         of_places, said_of_places = self._uniformity(options)
         if of_places is not None and of_places.chance < DIFFERENT:
@@ -266,7 +269,7 @@ class Judge:
             if odd := odd_share(np.array(values)):
                 cause = f"{odd[1]:.0%} of {len(values)} {name} are among the likeliest ones that hold "
                 cause += f"{odd[0]:.0%} of the probability: "
-                why = cause_of_sampling(self.policy, self.step, self.temperature, self._share_likeliest)
+                why = self._why_sampled_otherwise()
                 return Stage("sampling", "different", cause + why, *numbers)
         if options:
             cause = (
@@ -277,6 +280,9 @@ class Judge:
             )
         verdict = "cannot tell" if of_places is not None and of_places.chance < UNLIKELY else "same"
         return Stage("sampling", verdict, f"{count} tokens, {errors:+.1f} standard errors; {said_of_places}", *numbers)
+
+    def _why_sampled_otherwise(self) -> str:
+        return cause_of_sampling(self.policy, self.step, self.sampler, self.temperature, self._share_likeliest)
 
     def _uniformity(self, options: str) -> tuple[Uniformity | None, str]:
         """The places of the sampled tokens, judged, and a sentence on them; None where their distribution is not known."""
@@ -408,7 +414,7 @@ class Judge:
             if np.nanmean(differences) <= _NEAR:
                 return f"each is that of the token {neighbour} it"
         options = ", ".join(self.step.sampler_options())
-        return f"{options} is set" if options else "cause not found; not: a shift by a token"
+        return "cause not found; not: a shift by a token" + (f"; not tested: {options}" if options else "")
 
     def _by_reference(self, texts: Sequence[tuple[list[int], list[int]]]) -> list[np.ndarray] | None:
         """Log-probs of completions by the reference: a model, an adapter, or what lies below the policy's; None: not known."""
@@ -436,6 +442,16 @@ class Judge:
         masks = [row.mask[: len(row.ids)] for row in rows]
         return np.array([((a - r) * mask).sum() for a, r, mask in zip(alone, ref, masks, strict=True)])
 
+    def _with_dropout_in_kl(self, stage: Stage | None) -> Stage | None:
+        """A stage of the rows; TRL's KL in RLOO's rewards has a dropout that nobody can draw again."""
+        if stage is None or (stage.name, stage.verdict) != ("advantages", "different"):
+            return stage
+        dropouts = dropouts_of(self.policy)
+        if self.step.kind != "RLOO" or not self.step.settings["beta"] or not dropouts:
+            return stage
+        cause = f"{stage.cause}, or dropout ({', '.join(dropouts)}) moves the KL in them"
+        return replace(stage, verdict="cannot tell", cause=cause)
+
     def gradient(self, loss: Stage) -> Stage:
         """Compare the gradient with that of the loss, by parameter; one that differs under dropout is taken again without."""
         stage, dropouts = self._gradient(loss), dropouts_of(self.policy)
@@ -443,14 +459,15 @@ class Judge:
             return self._moved(stage)
         if stage.verdict != "different":
             return stage
-        options = self.trainer.args.gradient_checkpointing_kwargs or {}
-        if self.trainer.args.gradient_checkpointing and options.get("preserve_rng_state") is False:
-            cause = f"preserve_rng_state=False, and the model has dropout ({', '.join(dropouts)}): the backward pass"
-            return replace(stage, cause=f"{cause} computes the layers again with another dropout")
         record = record_without_dropout(self.trainer, self.record)
         again = Judge(self.trainer, step_of(self.trainer, self.step.kind, record), record)
-        stage = again._moved(again._gradient(loss))
-        return replace(stage, cause=f"compared without dropout ({', '.join(dropouts)}): {stage.cause}")
+        without = again._moved(again._gradient(loss))
+        options = self.trainer.args.gradient_checkpointing_kwargs or {}
+        is_redrawn = self.trainer.args.gradient_checkpointing and options.get("preserve_rng_state") is False
+        if is_redrawn and without.verdict in ("same", "rounding"):
+            cause = f"preserve_rng_state=False, and the model has dropout ({', '.join(dropouts)}): the backward pass"
+            return replace(stage, cause=f"{cause} computes the layers again with another dropout")
+        return replace(without, cause=f"compared without dropout ({', '.join(dropouts)}): {without.cause}")
 
     def gradient_of_other_trainers(self, loss: Stage) -> Stage:
         """Compare the gradient with that of the loss, for a trainer that is not run again without dropout."""
@@ -472,7 +489,10 @@ class Judge:
         if not math.isfinite(used_square):
             return Stage("gradient", "different", "a gradient is not finite", math.inf)
         if not used_square and not expected_square:
-            return Stage("gradient", "cannot tell", "no row of this batch has an advantage")
+            cause = "no weight that trains moves the loss"
+            if self.step.kind != "Distillation" and not any(np.any(row.advantage) for row in all_loss_rows(self.step)):
+                cause = "no row of this batch has an advantage"
+            return Stage("gradient", "cannot tell", cause)
         if not used_square or not expected_square:
             cause = "there is one, but the loss gives none" if used_square else "there is none, but the loss gives one"
             return Stage("gradient", "different", cause, 1.0)

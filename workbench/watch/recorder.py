@@ -17,6 +17,7 @@ import pandas as pd
 from ..errors import ParameterError, warn_user
 from ..generation.preflight import backend_of, check_generation_kwargs
 from ..generation.stops import End
+from ..replay.report import StepReport
 from ..runs.completions import TOKENS, save_tokens
 from ..runs.files import json_lines, write_text
 from ..training.callback import LiveCallback, say
@@ -73,6 +74,7 @@ class Watch(LiveCallback):
         self.recorder = Recorder(record_dir, "workbench" if hasattr(trainer, "stop_rule") else "watched")
         self.on = bool(trainer.accelerator.is_main_process)
         self.lines: list[dict] = []
+        self.reports: dict[int, StepReport] = {}  # of a check of steps, by step
         self._look, self._tokens = look, tokens
         self._rows: list[StepRows] = []  # not written yet
         self._token_rows: list[StepRows] = []
@@ -115,15 +117,20 @@ class Watch(LiveCallback):
             self._hooks.append(hook_requests(self._trainer.vllm_generation, self._on_engine))
 
     def _check_settings(self) -> None:
-        """Warn of what TRL ignores without an error; a trainer of ours has said it."""
+        """Warn of what no back end takes, which TRL mostly ignores without an error; a trainer of ours has said it."""
         if hasattr(self._trainer, "stop_rule"):
             return
         warn_before_training(self._trainer)
+        backend = backend_of(self._trainer.args)
         try:
-            options = getattr(self._trainer.args, "generation_kwargs", None) or {}
-            check_generation_kwargs(options, backend_of(self._trainer.args))
+            check_generation_kwargs(getattr(self._trainer.args, "generation_kwargs", None) or {}, backend)
         except ParameterError as error:
-            warn_user(f"{error}. TRL ignores the option, without an error.")
+            then = (
+                "vLLM raises an error at the first step"
+                if backend == "vllm"
+                else "TRL ignores the option, without an error"
+            )
+            warn_user(f"{error}. {then}.")
 
     def _on_engine(self, original: Callable, *args: Any, **kwargs: Any):
         answer = original(*args, **kwargs)

@@ -234,7 +234,7 @@ def _in_step(now: Probe, before, possible: set, noise: float, dtype: str, roundi
     if far:
         text = (
             f"the engine follows the trainer in lower precision: {size}, {now.difference / rounding:.2g} times what "
-            "bfloat16 makes of the trainer's own. Start the engine in the trainer's dtype, or sync without a cast."
+            "bfloat16 makes of the trainer's own. On a server set --dtype float32; in process TRL has no option for it."
         )
         return SamplerVerdict(PRECISION, True, 0, now.difference, text)
     return SamplerVerdict(IN_SYNC, True, 0, now.difference, f"engine and trainer are one policy: {size}.")

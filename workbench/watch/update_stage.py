@@ -34,6 +34,10 @@ def update_stage(record: StepRecord, policy: Any, args: Any, state: Any) -> Stag
         return Stage("update", "different", f"{said}; {fault}", share)
     if not step.is_computed:
         cause = f"{said}; its step is not computed again: check_step knows AdamW, Adam, SGD and transformers' Adafactor"
+        if share < LEAST_MOVED:
+            cause += (
+                f"; the rounding of {_dtype_of(policy)} weights, or the optimizer itself, leaves the other elements"
+            )
         if any(group.slope > 0 for group in step.groups):
             cause += "; it goes along the gradient, which a momentum or weight decay can explain"
         return Stage("update", "cannot tell", cause, share)
@@ -53,7 +57,7 @@ def _said(step: OptimizerStep, policy: Any, share: float) -> str:
     rate = "a rate of its own" if step.learning_rate is None else f"a learning rate of {step.learning_rate:g}"
     said = f"{step.optimizer} moves {share:.2%} of the elements that have a gradient, at {rate}"
     if step.is_own:
-        said += "; its settings are not compared with the config, since you made it"
+        said += "; its settings are not compared with the config, since it may be your own"
     total = sum(p.numel() for p in policy.parameters())
     trained = sum(p.numel() for p in policy.parameters() if p.requires_grad)
     if trained < total:
@@ -64,7 +68,7 @@ def _said(step: OptimizerStep, policy: Any, share: float) -> str:
 def _fault_of_groups(step: OptimizerStep) -> str:
     """Parameters that the optimizer lacks, and groups that climb."""
     if not step.holds_any:
-        return f"none of the optimizer's parameters is the model's: {step.optimizer} was made for another model"
+        return f"no parameter of {step.optimizer} trains: it was made for another model, or before an adapter"
     if step.without_group:
         return f"no group of the optimizer holds {_listed(step.without_group)}: they have a gradient and do not move"
     for group in step.groups:
@@ -102,10 +106,13 @@ def _fault_of_moves(step: OptimizerStep, policy: Any, args: Any, share: float) -
     is_much_clipped = bool(args.max_grad_norm) and step.norm > MUCH_CLIPPED * args.max_grad_norm
     if is_much_clipped and (share < LEAST_MOVED or step.kept_by_clipping < _LEAST_KEPT):
         return f"max_grad_norm={args.max_grad_norm:g} cuts a gradient of norm {step.norm:.3g}"
-    if share < LEAST_MOVED:
-        weights = str(next(p.dtype for p in policy.parameters() if p.requires_grad)).removeprefix("torch.")
-        return f"the rounding of {weights} weights loses the other updates"
+    if share < LEAST_MOVED and step.is_computed:  # another optimizer may leave elements on purpose
+        return f"the rounding of {_dtype_of(policy)} weights loses the other updates"
     return ""
+
+
+def _dtype_of(policy: Any) -> str:
+    return str(next(p.dtype for p in policy.parameters() if p.requires_grad)).removeprefix("torch.")
 
 
 def _why_no_rate(args: Any, state: Any) -> str:
