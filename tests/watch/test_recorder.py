@@ -142,10 +142,12 @@ def test_it_can_be_left_off_and_ended(monkeypatch):
     monkeypatch.setenv("WORKBENCH_WATCH", "0")
     assert attach_watch(trainer) is None
     monkeypatch.delenv("WORKBENCH_WATCH")
-    watch = attach_watch(trainer)
+    watch = attach_watch(trainer, check_every=1, record_steps=1)
     watch.detach()
     trainer.train()
     assert not (watch.recorder.record_dir / "metrics.jsonl").exists()
+    assert not watch.reports and not list(watch.recorder.record_dir.rglob("step-*"))
+    assert not any("update/moved" in line for line in trainer.state.log_history)
 
 
 def test_a_resumed_run_is_recorded_once(tmp_path):

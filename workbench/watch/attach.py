@@ -210,11 +210,14 @@ def attach_watch(
         raise_alerts(trainer, [line])
 
     watch = Watch(trainer, folder, look, tokens=tokens, every=every)
-    attach_first(trainer, UpdateShare(every))
+    watch.others.append(UpdateShare(every))
+    attach_first(trainer, watch.others[0])
     if kind in ("GRPO", "RLOO") and trainer.args.use_vllm and trainer.args.vllm_mode == "colocate":
-        attach_sampler_probe(trainer)
+        watch.others += filter(None, [attach_sampler_probe(trainer)])
     if record_steps is not None:
-        StepRecorder(trainer, folder, record_steps)
+        watch.others.append(StepRecorder(trainer, folder, record_steps))
     if check_every is not None:
-        watch.reports = StepCheck(trainer, check_every, tell, meant).reports
+        check = StepCheck(trainer, check_every, tell, meant)
+        watch.reports = check.reports
+        watch.others.append(check)
     return watch

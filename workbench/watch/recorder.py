@@ -75,6 +75,7 @@ class Watch(LiveCallback):
         self.on = bool(trainer.accelerator.is_main_process)
         self.lines: list[dict] = []
         self.reports: dict[int, StepReport] = {}  # of a check of steps, by step
+        self.others: list[LiveCallback] = []  # what watches with it, and ends with it
         self._look, self._tokens = look, tokens
         self._rows: list[StepRows] = []  # not written yet
         self._token_rows: list[StepRows] = []
@@ -96,6 +97,8 @@ class Watch(LiveCallback):
         self.guarded(self._flush)
         super().detach()
         self._close()
+        for other in self.others:
+            other.detach()
 
     def _close(self) -> None:
         with contextlib.suppress(OSError):  # of a full disk, which was said at the line that did not fit
