@@ -19,7 +19,7 @@ from matplotlib.ticker import PercentFormatter
 
 from tools.record import ROOT, about, made_with, parser, publish, run_main, stored_runs, table, use_one_thread
 from workbench.curves.figures import COLORS, DescribedFigure
-from workbench.curves.stats import seed_interval
+from workbench.curves.stats import crossed_interval
 from workbench.experiments.arms import Arm, ObservedGRPOTrainer, train_arms
 from workbench.experiments.held_out import HeldOut, held_out_rewards
 from workbench.experiments.recipes import make_recipe
@@ -98,8 +98,7 @@ def trained(result: dict) -> pd.DataFrame:
 
 def page(result: dict) -> list[str]:
     """Make the section of docs/evidence/real_weights.md."""
-    rows = trained(result)
-    low, lines = rows["dose"] == rows["dose"].min(), []
+    rows, lines = trained(result), []
     for (dose, examples, untagged), of in rows.groupby(["dose", "examples", "untagged"]):
         line = [f"{dose:.0%}", f"{untagged} of {examples}"]
         for way in WAYS:
@@ -107,11 +106,12 @@ def page(result: dict) -> list[str]:
             counts = one[["of these with a gradient", "steps whose rewards differ"]].sum()
             line += ["{} of {}".format(*counts), f"{one['EOS, last 3 steps'].mean():.0%}"]
             line += [f"{one['untrained'].mean():.0%} to {', '.join(f'{y:.0%}' for y in one['last'])}"]
-        lines.append(line)
+        lines.append([*line, masked_less_unmasked(of)])
     head = ["end with EOS", "examples without a tag"]
     head += [
         f"{way}: {what}" for way in WAYS for what in ("steps with a gradient", "EOS at the end", "held-out, seeds")
     ]
+    head += ["masked less unmasked"]
     return [
         '<a id="where-many-completions-end-with-eos"></a>',
         "",
@@ -125,21 +125,25 @@ def page(result: dict) -> list[str]:
         "how many write the number alone and end with EOS. Both count as right here. All trainings are stock TRL. *End with",
         f"EOS* is the share in the first three of {result['steps']} steps, *EOS at the end* that of the last three. Steps with",
         "a gradient are given of those whose rewards differ. Held-out questions are answered right by the untrained model and,",
-        f"seed by seed, after the last step ({result['questions']} questions).",
+        f"seed by seed, after the last step ({result['questions']} questions). *Masked less unmasked* is of these",
+        "shares: pair by pair, from three pairs on with a 95% interval.",
         "",
         *table(head, lines),
-        "",
-        f"Held-out questions answered right at the end, masked less unmasked: {_masked_less_unmasked(rows[low])} where "
-        f"{rows.loc[low, 'dose'].iloc[0]:.0%} of the",
-        f"completions end with EOS, {_masked_less_unmasked(rows[~low])} where {rows.loc[~low, 'dose'].min():.0%} or more do.",
         "",
     ]
 
 
-def _masked_less_unmasked(rows: pd.DataFrame) -> str:
-    ends = rows.pivot(index=["dose", "seed"], columns="way", values="last").dropna()
-    gap = seed_interval(ends["masked"] - ends["unmasked"], np.random.default_rng(0), statistic=np.mean)
-    return f"{gap.in_brief('+.2f')} (pairs: {len(ends)})"
+def masked_less_unmasked(rows: pd.DataFrame) -> str:
+    """What masking changes in the share of right answers after the last step, from the rows of one dose.
+
+    With an interval over seeds and questions from three pairs on whose answers were kept; else pair by pair.
+    """
+    pairs = rows.pivot(index="seed", columns="way", values="last").reindex(columns=[*WAYS]).dropna()
+    if len(pairs) < 3 or "answers" not in rows or rows["answers"].isna().any():
+        return ", ".join(f"{of['masked'] - of['unmasked']:+.2f}" for _, of in pairs.iterrows()) or "no pair"
+    kept = rows.assign(answers=[next(reversed(looks.values())) for looks in rows["answers"]])
+    answers = kept.pivot(index="seed", columns="way", values="answers").loc[pairs.index, [*WAYS]]
+    return crossed_interval([np.subtract(*pair) for pair in answers.to_numpy()]).in_brief("+.2f")
 
 
 def figure(result: dict) -> DescribedFigure:

@@ -29,6 +29,7 @@ from workbench.runs.results import Result
 LAST = "d662082"  # the commit that has the programs that are gone
 SHOWN = "sums of two numbers from 2 to 20"  # the task of README's figure
 SMOLLM2 = "workbench-smollm2-"
+BEFORE = 44  # held-out questions that were asked before each answer was kept
 PROBLEMS = {
     "01_ppo_eos_stop": "PPO never stops at EOS",
     "02_grpo_custom_stops": "a stop string counts as truncated",
@@ -158,6 +159,17 @@ def held_out(one: Baseline) -> dict[str, list[float]]:
     return one.curves.get("eval_accuracy", {}).get("by_seed", {})
 
 
+def asked() -> str:
+    """Say how many held-out questions the stored arms of notebook 02 were asked, by task."""
+    answers = {
+        task: [one.recorded.get("answers", {}) for one in arms.values()] for task, arms in recorded("stops").items()
+    }
+    counts = {task: {len(a) for of in kept for a in of.values()} or {BEFORE} for task, kept in answers.items()}
+    short = {task: re.split(r",| of ", task)[0] for task in counts}
+    each = "; ".join(f"{short[task]} {' or '.join(map(str, sorted(count)))}" for task, count in counts.items())
+    return f"Held-out questions: {each}."
+
+
 def effect(arms: dict[str, Baseline]) -> tuple[str, bool | None]:
     """Say what the workbench's masked arm gains over stock TRL's on held-out questions, and whether that is surely above 0."""
     known = {arm.lower(): one for arm, one in arms.items()}
@@ -259,14 +271,14 @@ def page() -> list[str]:
         "",
         "**Toy** is a model of at most 0.65 M parameters, as in the committed",
         "outputs of each notebook. **SmolLM2** is SmolLM2-135M-Instruct (135 M parameters, Apache-2.0), trained by the same",
-        "notebooks with `-p model=smollm2` (`make real`). Everything ran on CPUs, nothing on a GPU.",
+        "notebooks with `-p model=smollm2` (`make real`). Everything ran on CPUs.",
         "",
         *table(head, problems()),
         "",
         "*Agree* compares two verdicts: that of the toy's sentence, and for stop strings whether the interval on SmolLM2 lies",
         "above 0 (if it holds 0, that is inconclusive), for the others the verdict of the same sentence on SmolLM2.",
         "",
-        "Held-out questions are 44 for each task.",
+        asked(),
         "",
         "## Trainings of SmolLM2",
         "",

@@ -12,13 +12,12 @@ from conftest import NOTEBOOKS, ROOT, call
 from trl_version import HAS_PPO
 
 from benchmarks import pads_in_the_loss
-from benchmarks.evidence import effect
 from tools.api import listed
 from workbench.audit.check import RULES
 from workbench.audit.report import audit_run
 from workbench.curves import load_baseline
 from workbench.errors import ParameterError
-from workbench.experiments.instruments.custom_stops import recorded, useful_steps
+from workbench.experiments.instruments.custom_stops import held_out_gain, recorded, useful_steps
 
 README = ROOT / "README.md"
 BUILT = {ROOT / "docs" / "reference" / f"{name}.md" for name in ("api", "rules")}
@@ -206,23 +205,34 @@ def test_the_code_that_notebooks_end_with_runs(mine, tmp_path, monkeypatch):
 
 def test_lead_figure_says_what_was_recorded():
     readme = " ".join(README.read_text().split())
-    names = [
-        f"workbench-smollm2-stops-sums-{arm}" for arm in ("stock-trl-masked", "stock-trl-unmasked", "workbench-masked")
-    ]
-    masked, *learned = (recorded(load_baseline(name)) for name in names)
-    counts = [tuple(map(sum, zip(*map(useful_steps, arm), strict=True))) for arm in (masked, *learned)]
-    steps = sum(len(seed["grad_norm"].dropna()) for seed in masked)
-    assert f"took {steps} steps (five seeds of 30). In {counts[0][1]} of them completions of one prompt" in readme
-    assert f"only {counts[0][0]} of these {counts[0][1]} had a gradient" in readme
+    names = ("stock-trl-masked", "stock-trl-unmasked", "workbench-masked")
+    arms = {name: load_baseline(f"workbench-smollm2-stops-sums-{name}") for name in names}
+    seeds = {name: recorded(one) for name, one in arms.items()}
+    counts = {name: tuple(map(sum, zip(*map(useful_steps, arm), strict=True))) for name, arm in seeds.items()}
+    used, could = counts[names[0]]
+    steps = sum(len(seed["grad_norm"].dropna()) for seed in seeds[names[0]])
     assert (
-        all(used == could for used, could in counts[1:]) and "workbench with masking, all such steps have one" in readme
+        f"took {steps} steps (five seeds of 30). In {could} of them some prompt's completions differed in reward"
+        in readme
     )
-    right = [sorted(seed["right"].dropna().iloc[-1] for seed in arm) for arm in (masked, [*learned[0], *learned[1]])]
-    low, high = (f"{ends[0]:.0%} to {ends[-1]:.0%}" if ends[0] < ends[-1] else f"{ends[0]:.0%}" for ends in right)
-    said, surely = effect({one.recorded["arm"]: one for one in map(load_baseline, names)})
+    assert f"only {used} of these {could} had a gradient" in readme
+    assert all(used == could for used, could in list(counts.values())[1:])
     assert (
-        "22 points (95%: 10 to 34) above stock TRL" in readme and "+0.22 (+0.10 to +0.34), seeds: 5" in said and surely
+        "; ".join(f"{one.recorded['arm']}, {{}} of {{}}".format(*counts[name]) for name, one in arms.items()) in readme
     )
-    assert f"after training {low}; " in readme and f"in the workbench (green), {high}." in readme
-    assert [len(arm) for arm in (masked, *learned)] == [5, 5, 5] and "five a colour" in readme
+    right = {name: sorted(seed["right"].dropna().iloc[-1] for seed in arm) for name, arm in seeds.items()}
+    masked, unmasked, ours = (f"{ends[0]:.0%} to {ends[-1]:.0%}" for ends in right.values())
+    (untrained,) = {f"{seed['right'].dropna().iloc[0]:.0%}" for arm in seeds.values() for seed in arm}
+    asked = {len(answers) for one in arms.values() for answers in one.recorded["answers"].values()}
+    assert f"model answers {untrained} of {max(asked)} held-out questions right" in readme and len(asked) == 1
+    assert (
+        f"trained with masking {masked}, without it (orange) {unmasked}, with masking in the workbench (green) {ours}"
+        in readme
+    )
+    gain, less = (held_out_gain(arms[a], arms[b]) for a, b in ((names[2], names[0]), (names[1], names[2])))
+    points = [[round(100 * value) for value in (one.estimate, one.low, one.high)] for one in (gain, less)]
+    assert "That is {} points (95%: {} to {}) more than stock TRL with masking".format(*points[0]) in readme
+    assert "and {} ({} to {}) fewer than without".format(*points[1]) in readme
+    assert gain.above(0)[0] and "5 seeds" in gain.about and "five a colour" in readme
+    assert [len(arm) for arm in seeds.values()] == [5, 5, 5]
     assert "masked-stops" in audit_run(ROOT / "data/audit/masked_stops_gemma.jsonl").problems
