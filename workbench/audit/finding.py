@@ -195,7 +195,7 @@ def in_words_of(trainer: str, text: str) -> str:
 
     Example:
         >>> in_words_of("verl", "Raise max_completion_length, or beta.")
-        'Raise data.max_response_length, or actor_rollout_ref.actor.kl_loss_coef.'
+        'Raise data.max_response_length, or actor_rollout_ref.actor.kl_loss_coef (with use_kl_loss=True).'
     """
     words = next((words for name, words in _WORDS.items() if trainer.startswith(name)), None)
     if not words:

@@ -43,4 +43,6 @@ def test_notebook_01_and_the_results_say_what_is_stored():
     first = "".join(cells[0]["source"])
     assert times in first and f"{share} of its tokens" in first and f"{row['completions']} questions" in first
     results = (ROOT / "docs" / "evidence" / "results.md").read_text()
-    assert times.replace(" times", "") in results and f"{share} of its tokens" in results
+    without, having = summary["forward passes"].split()[0], summary["forward passes"].partition(", ")[2].split()[0]
+    assert f"[{without} forward passes](" in results and f"without a stop and {having} with it" in results
+    assert f"{share} of its tokens" in results
