@@ -19,8 +19,8 @@ from tools.record import ROOT, made_with, run_main
 from workbench.curves.curve import Curve
 from workbench.curves.documented import as_text, stored
 from workbench.errors import RunError
-from workbench.experiments.held_out import held_out_rewards
-from workbench.runs.files import read_json, write_json, write_text
+from workbench.experiments.held_out import FILE, held_out_rewards
+from workbench.runs.files import json_lines, read_json, write_json, write_text
 from workbench.runs.run import Run
 
 LOGGED = {  # metric of TRL -> unit
@@ -41,6 +41,7 @@ TASKS |= {
     "repeating": "96 sums, half of them eight that repeat",
 }  # files of notebook 04
 MOST = 80  # points of a curve
+SHOWN = 4  # answers to held-out questions that are kept as text
 PLACES = ("", "arms/", "trained/")  # where a run's folder has its arms
 MODEL = "smollm2"  # the parameter of the runs that are stored
 # How results begin that are about toys or about TRL, whatever model a run trains: they would stand under the model's name.
@@ -132,6 +133,7 @@ def baseline(arm: str, trainings: dict[int, Run], name: str, environment: dict) 
             "recipe": settings,
             "stops": first["stops"], "overrides": first["overrides"], "completions": some.to_dict("records"),
             "answers": {str(seed): answers(one.path) for seed, one in trainings.items()},
+            "said": said(trainings[min(trainings)].path),
             "made_with": [made_with({"environment": environment})],
         },
     }  # fmt: skip
@@ -183,6 +185,13 @@ def looks(folder: Path) -> pd.Series:
 def answers(folder: Path) -> list[float]:
     """Return the reward of each held-out question at the last look; empty where there was no look."""
     return next(reversed(held_out_rewards(folder).values()), [])
+
+
+def said(folder: Path) -> dict[str, list[str]]:
+    """Return what was answered to the first held-out questions, `untrained` and `trained`; empty where there was no look."""
+    rows = [row for _, row in json_lines(folder / FILE)] if (folder / FILE).is_file() else []
+    ends = {"untrained": rows[0]["step"], "trained": rows[-1]["step"]} if rows else {}
+    return {when: [row["completion"] for row in rows if row["step"] == step][:SHOWN] for when, step in ends.items()}
 
 
 def of_model(notebook: str, says: str) -> bool:

@@ -107,7 +107,8 @@ def test_a_real_run_is_documented_by_its_finished_seeds(tmp_path, monkeypatch, c
         append_table(folder, pd.DataFrame({"step": [1, 2], "completion": "a", "finish_reason": "stop", "reward": 0.5}))
         lines = [{"step": n, "reward": 0.5} | dict.fromkeys(real.LOGGED, 0.25) for n in (1, 2)]
         write_text(folder / "metrics.jsonl", "".join(json.dumps(line) + "\n" for line in lines))
-        asked = [{"step": n, "reward": right} for n in (0, 2) for right in (0.0, float(n > 0))]
+        said = {0: "before", 2: "after"}
+        asked = [{"step": n, "completion": said[n], "reward": one} for n in said for one in (0.0, float(n > 0))]
         write_text(folder / FILE, "".join(json.dumps(line) + "\n" for line in asked))
     write_json(tmp_path / "run" / "env.json", record.about())
     write_json(tmp_path / "run" / "params.json", {"seed": 3, "model": "smollm2", "steps": 2, **MANY})
@@ -126,6 +127,7 @@ def test_a_real_run_is_documented_by_its_finished_seeds(tmp_path, monkeypatch, c
     assert (made.seeds, made.recorded["arm"]) == (1, "stock TRL, masked")
     (held,) = made.curves_by_seed("eval_accuracy")
     assert held.x.tolist() == [0, 2] and held.y.tolist() == [0, 0.5]
+    assert made.recorded["said"] == {"untrained": ["before"] * 2, "trained": ["after"] * 2}
     ((_, arm, seeds, steps, _, _, right),) = [
         row for row in evidence.arms() if row[:3] == [made.task, "stock TRL, masked, rate 0.0001", "1"]
     ]
