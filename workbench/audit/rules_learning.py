@@ -98,10 +98,8 @@ def no_learning(log: Log) -> Finding:
         more = _not_where_gradients_are_absurd(log, "Train more steps, or more seeds.")
         return unknown(more, says, **evidence)
     says = f"No learning shows: over {steps} steps the reward {by}, less than it scatters from step to step."
-    advice = (
-        "See the other findings, and whether more reward is possible; else train longer. Raise the learning rate only "
-    )
-    advice += "where kl and grad_norm stay small."
+    advice = "See the other findings, and whether more reward is possible; else train longer. "
+    advice += "Raise the learning rate only where kl and grad_norm stay small."
     if _runs_away(log):
         advice = "Do not raise the learning rate: completions grow or are truncated, or the policy drifts. "
         advice += "Lower it, and read completions of the last steps."

@@ -372,7 +372,7 @@ def restored(trainer: Any):
 
 
 def _of_schedule(trainer: Any) -> list[dict]:
-    """What changes when a trainer's own `training_step` steps the scheduler: its attributes and the optimizer's groups."""
+    """Attributes of the schedulers, and the optimizer's groups: a `training_step` of one's own may change them."""
     scheduler, optimizer = trainer.lr_scheduler, trainer.optimizer
     schedulers = [] if scheduler is None else [scheduler, *getattr(scheduler, "_schedulers", [])]
     return [*map(vars, schedulers), *([] if optimizer is None else optimizer.param_groups)]

@@ -74,7 +74,7 @@ class Watch(LiveCallback):
         self.recorder = Recorder(record_dir, "workbench" if hasattr(trainer, "stop_rule") else "watched")
         self.on = bool(trainer.accelerator.is_main_process)
         self.lines: list[dict] = []
-        self.reports: dict[int, StepReport] = {}  # of a check of steps, by step
+        self.reports: dict[int, StepReport] = {}  # step -> what the check before it found
         self.others: list[LiveCallback] = []  # what watches with it, and ends with it
         self._look, self._tokens = look, tokens
         self._rows: list[StepRows] = []  # not written yet
