@@ -117,6 +117,7 @@ FAULTS = {
     "rate": (with_optimizer(setting(ALL, lr=1e-9)), "learning_rate is 1e-09, args give 1e-05"),
     "betas": (with_optimizer(setting(ALL, betas=(0.9, 0.9))), r"\(adam_beta1, adam_beta2\) is \(0.9, 0.9\), args"),
     "eps": (with_optimizer(setting(ALL, eps=1e-2)), "adam_epsilon is 0.01, args give 1e-08"),
+    "amsgrad": (with_optimizer(setting(ALL, amsgrad=True)), "amsgrad is True, args give False"),
     "clipped away": ({"max_grad_norm": 1e-9}, "max_grad_norm=1e-09 cuts a gradient of norm"),
     "clipped away, SGD": ({"max_grad_norm": 1e-9, "optim": "sgd"}, "max_grad_norm=1e-09 cuts a gradient of norm"),
     "not clipped": ({"cls": Unclipped, "max_grad_norm": 0.01}, "after clipping, max_grad_norm=0.01 gives 0.01"),
@@ -170,6 +171,12 @@ def policy(dtype=torch.float32):
 def test_an_own_optimizer_is_not_compared_with_the_config(tmp_path):
     update = update_of(tmp_path, **own(lambda model: torch.optim.AdamW(groups_of(model), lr=3e-4), policy()))
     assert update.verdict == "same" and "since it may be your own" in update.cause, update
+
+
+def test_decay_in_the_gradient_of_adam_is_no_difference(tmp_path):
+    options = {"lr": 1e-4, "weight_decay": 0.1}
+    update = update_of(tmp_path, **own(lambda model: torch.optim.Adam(model.parameters(), **options), policy()))
+    assert update.verdict == "cannot tell" and "of the step is weight decay" in update.cause, update
 
 
 def test_another_optimizer_is_not_computed(tmp_path):
@@ -254,6 +261,22 @@ def test_a_scheduler_that_counts_micro_batches_is_told(tmp_path):
     assert update.verdict == "cannot tell", update
     assert "the scheduler counts 7 steps before update 4" in update.cause, update
     assert trainer.lr_scheduler.last_epoch == 2 * 9  # a check takes back the step that it has run
+
+
+class TwiceAsLong(trl.GRPOTrainer):
+    def create_scheduler(self, num_training_steps, *args, **kwargs):
+        return super().create_scheduler(2 * num_training_steps, *args, **kwargs)
+
+
+@pytest.mark.parametrize("cls, verdict", [(TwiceAsLong, "cannot tell"), (trl.GRPOTrainer, "same")])
+def test_a_schedule_of_another_length_is_told(cls, verdict, tmp_path):
+    trainer = make(tmp_path, cls=cls, max_steps=2, disable_tqdm=True, learning_rate=1e-3)
+    check = StepCheck(trainer, 1, tell=lambda line: None)
+    trainer.train()
+    updates = [report["update"] for report in check.reports.values()]
+    assert [update.verdict for update in updates] == [verdict] * 2, updates
+    said = "the schedule gives update 2 of 2 a learning rate of 0.00075, lr_scheduler_type='linear' gives 0.0005"
+    assert (said in updates[0].cause) == (cls is TwiceAsLong), updates
 
 
 def test_a_constant_rate_of_0_is_said_with_its_schedule(tmp_path):

@@ -1,13 +1,14 @@
 """One step of a trainer's optimizer: taken, compared with what the optimizer's definition gives, and undone."""
 
+import inspect
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from torch.optim.lr_scheduler import LRScheduler
-from transformers import Adafactor, Trainer
+from torch.optim.lr_scheduler import LambdaLR, LRScheduler
+from transformers import Adafactor, Trainer, get_scheduler
 
 from ..replay.optimizers import adafactor_step, adam_step, clip_factor, sgd_step
 from .snapshot import Snapshot, host_copy
@@ -169,7 +170,8 @@ def _of_the_other_group(trainer: Any, optimizer: Any) -> list[str]:
 
 def _settings_unlike_args(trainer: Any, optimizer: Any) -> list[str]:
     """The settings of an optimizer that transformers made which are not those that the config gives, in words."""
-    expected = trainer.get_optimizer_cls_and_kwargs(trainer.args, trainer.model)[1]
+    kind, expected = trainer.get_optimizer_cls_and_kwargs(trainer.args, trainer.model)
+    expected = _defaults_of(kind) | expected
     scheduler = trainer.lr_scheduler
     unlike = []
     for number, group in enumerate(optimizer.param_groups):
@@ -183,7 +185,34 @@ def _settings_unlike_args(trainer: Any, optimizer: Any) -> list[str]:
     done = trainer.state.global_step
     if isinstance(scheduler, LRScheduler) and scheduler.last_epoch > done:  # fewer are healthy: fp16 leaves steps out
         unlike.append(f"the scheduler counts {scheduler.last_epoch} steps before update {done + 1}")
+    unlike += _schedule_unlike_args(trainer)
     return list(dict.fromkeys(unlike))
+
+
+def _defaults_of(kind: type) -> dict[str, Any]:
+    """The options of a known optimizer that decide its step, as its class has them by default."""
+    known = _RULES[kind][1] if kind in _RULES else ()
+    return {name: each.default for name, each in inspect.signature(kind).parameters.items() if name in known}
+
+
+def _schedule_unlike_args(trainer: Any) -> list[str]:
+    """The first step at which a schedule of the trainer's own making has another rate than the config gives, in words."""
+    scheduler, args, steps = trainer.lr_scheduler, trainer.args, trainer.state.max_steps
+    is_made_here = type(scheduler) is LambdaLR and getattr(trainer, "_created_lr_scheduler", False)
+    if not is_made_here or steps < 1 or not args.learning_rate:
+        return []
+    other = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=args.learning_rate)  # which some schedules ask
+    warmup, kwargs = args.get_warmup_steps(steps), args.lr_scheduler_kwargs
+    planned = get_scheduler(args.lr_scheduler_type, other, warmup, steps, scheduler_specific_kwargs=kwargs)
+    if type(planned) is not LambdaLR:
+        return []
+    name = getattr(args.lr_scheduler_type, "value", args.lr_scheduler_type)
+    for done in sorted({steps * part // 8 for part in range(8)} | {min(scheduler.last_epoch, steps)}):
+        used, given = (args.learning_rate * each.lr_lambdas[0](done) for each in (scheduler, planned))
+        if not math.isclose(used, given, rel_tol=1e-6, abs_tol=1e-12):
+            said = f"the schedule gives update {done + 1} of {steps} a learning rate of {used:g}"
+            return [f"{said}, lr_scheduler_type={name!r} gives {given:g}"]
+    return []
 
 
 def _unlike(name: str, used: Any, expected: Any, number: int, is_scheduled: bool) -> str:
@@ -345,7 +374,16 @@ class _Rule:
         magnitudes = {name: value if value is None else abs(value) for name, value in part.items()}
         climbing = {"maximize": False} if "maximize" in self.options else {}
         size = (magnitudes["weight"] - self.expected(magnitudes, **climbing)).abs()
-        return int((wrong & ~(distance <= allowed + self.relative * size)).sum())
+        return int((wrong & ~(distance <= allowed + self.relative * size + self._by_decay(part))).sum())
+
+    def _by_decay(self, part: Mapping[str, Any]) -> Any:
+        """By how much rounding moves a step of Adam, which divides by the gradient: weight decay in it may cancel it."""
+        decay = self.options["weight_decay"]
+        if "betas" not in self.options or not decay or self.options.get("decoupled_weight_decay"):
+            return 0.0
+        rounding = self.relative * (part["gradient"].abs() + decay * part["weight"].abs() / self.factor)
+        less, more = (self.expected(dict(part) | {"gradient": part["gradient"] + r}) for r in (-rounding, rounding))
+        return (more - less).abs()
 
 
 @dataclass
