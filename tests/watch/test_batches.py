@@ -16,6 +16,7 @@ from workbench.errors import ParameterError
 from workbench.replay.file import load_step, replay_step
 from workbench.replay.stages import check_metrics
 from workbench.training.recording import StepRecorder
+from workbench.watch.attach import StepCheck
 from workbench.watch.check_step import check_step
 
 pytestmark = pytest.mark.slow
@@ -166,6 +167,50 @@ def test_a_row_that_the_loss_takes_otherwise_is_named(name, tmp_path):
     options, cause = FAULTS[name]
     first = check_step(make(tmp_path, **options)).first
     assert first is not None and first.name == "batches" and cause in first.cause, first
+
+
+class SecondPassApart(trl.GRPOTrainer):
+    """Its second pass has the rows in another order than their old log-probs."""
+
+    def _prepare_inputs(self, batch):
+        inputs = super()._prepare_inputs(batch)
+        if self._step % self.num_iterations == 0:
+            return inputs
+        return {name: x.flip(0) if name != "old_per_token_logps" and x.dim() else x for name, x in inputs.items()}
+
+
+class FadingAdvantages(trl.GRPOTrainer):
+    """Each pass leaves smaller advantages in the buffer."""
+
+    def training_step(self, *args):
+        loss = super().training_step(*args)
+        for inputs in self._buffered_inputs:
+            inputs["advantages"].mul_(0.5)
+        return loss
+
+
+PASSES = [
+    (SecondPassApart, "(old log-probs 8)"),
+    (FadingAdvantages, "these advantages are 0.5 times those of the generation"),
+    (trl.GRPOTrainer, ""),
+    (trl.RLOOTrainer, ""),
+]
+
+
+@pytest.mark.parametrize("cls, said", PASSES)
+def test_a_second_pass_is_compared_with_its_generation(cls, said, tmp_path):
+    plain, checked = (
+        make(tmp_path / name, cls=cls, num_iterations=2, max_steps=3, learning_rate=1e-3, disable_tqdm=True)
+        for name in "ab"
+    )
+    check = StepCheck(checked, 1, tell=lambda line: None)
+    for trainer in (plain, checked):
+        torch.manual_seed(0)
+        trainer.train()
+    verdicts = [check.reports[step]["batches"].verdict for step in (1, 2, 3)]
+    assert verdicts == ["same", "different" if said else "same", "same"], check.reports[2]
+    assert said in check.reports[2]["batches"].cause
+    assert all(map(torch.equal, plain.model.parameters(), checked.model.parameters()))
 
 
 def kept(folder, steps=(1, 2), **options):

@@ -368,14 +368,47 @@ class Followed(trl.GRPOTrainer):
         return super()._generate_and_score_completions(inputs)
 
 
-@pytest.mark.parametrize("cls, verdict", [(Followed, "cannot tell"), (trl.GRPOTrainer, "same")])
-def test_a_reference_that_follows_the_policy_is_told(cls, verdict, tmp_path):
+class FollowedHalf(trl.GRPOTrainer):
+    def training_step(self, *args):
+        with torch.no_grad():
+            for old, new in zip(self.ref_model.parameters(), self.model.parameters(), strict=True):
+                old.lerp_(new, 0.5)
+        return super().training_step(*args)
+
+
+MOVING = [
+    (Followed, "cannot tell", "the reference still is the policy"),
+    (FollowedHalf, "cannot tell", "the reference has other weights than before step 1"),
+    (trl.GRPOTrainer, "same", "mean"),
+]
+
+
+@pytest.mark.parametrize("cls, verdict, said", MOVING)
+def test_a_reference_that_follows_the_policy_is_told(cls, verdict, said, tmp_path):
     trainer = make(tmp_path, cls=cls, beta=0.1, max_steps=2, learning_rate=1e-3)
     check = StepCheck(trainer, 1, tell=lambda line: None)
     trainer.train()
     references = [check.reports[step]["reference"] for step in (1, 2)]
     assert [stage.verdict for stage in references] == ["same", verdict], references
-    assert ("the reference still is the policy" in references[1].cause) == (cls is Followed), references
+    assert said in references[1].cause, references
+
+
+class Reseeded(trl.GRPOTrainer):
+    def _generate_single_turn(self, *args, **kwargs):
+        torch.manual_seed(7)
+        return super()._generate_single_turn(*args, **kwargs)
+
+
+@pytest.mark.parametrize("cls", [Reseeded, trl.GRPOTrainer])
+def test_a_seed_before_each_generation_is_named(cls, tmp_path):
+    trainer = make(tmp_path, cls=cls, max_steps=2, disable_tqdm=True)
+    check = StepCheck(trainer, 1, tell=lambda line: None)
+    trainer.train()
+    verdicts = [check.reports[step]["sampling"].verdict for step in (1, 2)]
+    assert verdicts == ["same", "different" if cls is Reseeded else "same"], check.reports[2]
+    assert ("step 1 drew its tokens from the same random numbers" in check.reports[2]["sampling"].cause) == (
+        cls is Reseeded
+    )
 
 
 def test_a_check_runs_no_pass_beyond_those_it_is_said_to(tmp_path):
@@ -554,6 +587,25 @@ def test_the_mean_of_another_function_is_no_metric_of_it(cls, verdict, tmp_path)
     metrics = check_step(make(tmp_path, cls=cls))["metrics"]
     assert metrics.verdict == verdict, metrics
     assert ("rewards/length/mean is logged as" in metrics.cause) == (cls is MeansOfEachOther), metrics
+
+
+class DeviationsOfGroups(trl.GRPOTrainer):
+    def _calculate_rewards(self, *args):
+        self.sums = super()._calculate_rewards(*args)
+        return self.sums
+
+    def _generate_and_score_completions(self, inputs):
+        output = super()._generate_and_score_completions(inputs)
+        deviations = self.sums.sum(1).view(-1, self.num_generations).std(1)
+        self._metrics["train"]["reward_std"][-1] = deviations.mean().item()
+        return output
+
+
+@pytest.mark.parametrize("cls", [DeviationsOfGroups, trl.GRPOTrainer, trl.RLOOTrainer])
+def test_deviations_of_groups_are_none_of_all_rewards(cls, tmp_path):
+    metrics = check_step(make(tmp_path, cls=cls))["metrics"]
+    assert (metrics.verdict == "different") == (cls is DeviationsOfGroups), metrics
+    assert "reward_std" in metrics.cause, metrics
 
 
 class KlTimesBeta(trl.GRPOTrainer):

@@ -7,6 +7,7 @@ import pytest
 import torch
 from conftest import daily
 from distillation_cases import FAULTS, HEALTHY, make
+from trl import DistillationTrainer
 
 from workbench import attach_watch, audit_run, check_step
 from workbench.errors import ParameterError
@@ -85,6 +86,25 @@ def test_a_watched_training_is_checked_and_recorded(tmp_path):
     assert len(table) == 8 and set(table["finish_reason"]) <= {"stop", "length"} and table["prompt"].str.len().all()
     audit = audit_run(record)
     assert audit.problems == [] and audit.runs[0].steps == 2
+
+
+class FollowedTeacher(DistillationTrainer):
+    def training_step(self, *args):
+        with torch.no_grad():
+            for old, new in zip(self.teacher_model.parameters(), self.model.parameters(), strict=True):
+                old.lerp_(new, 0.5)
+        return super().training_step(*args)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("cls, verdict", [(FollowedTeacher, "cannot tell"), (DistillationTrainer, "same")])
+def test_a_teacher_that_follows_the_student_is_told(cls, verdict, tmp_path):
+    trainer = make(tmp_path, cls, max_steps=2)
+    check = StepCheck(trainer, 1, tell=lambda line: None)
+    trainer.train()
+    teachers = [check.reports[step]["teacher"] for step in (1, 2)]
+    assert [stage.verdict for stage in teachers] == [verdict] * 2, teachers
+    assert ("other weights than before step 1" in teachers[1].cause) == (cls is FollowedTeacher), teachers
 
 
 @pytest.mark.slow

@@ -402,10 +402,19 @@ def check_metrics(step: Step) -> Stage | None:
         return None
     rewards = row_rewards(step.rewards[0], step.settings["reward_weights"])
     expected = {"reward": float(np.nanmean(rewards))}
+    rounded = {"entropy": tolerance_of(step).value}  # TRL 1.12 takes the mean of entropies in the dtype of the weights
+    spread = {"reward_std": rewards}
     names = step.settings.get("reward_func_names") or []
     for name, column in zip(names, step.rewards[0].T, strict=False):
         if names.count(name) == 1 and not np.isnan(column).all():
             expected[f"rewards/{name}/mean"] = float(np.nanmean(column))
+            spread[f"rewards/{name}/std"] = column
+    for name, values in spread.items():
+        if (~np.isnan(values)).sum() > 1:
+            expected[name] = float(np.nanstd(values, ddof=1))
+            rounded[name] = 1e-4 + 1e-6 * float(
+                np.nanmax(np.abs(values))
+            )  # in fp32 the mean of large values is inexact
     limits = step.settings["reward_clip_range"] if step.kind == "RLOO" else None
     # RLOO compares groups with the KL penalty in the rewards.
     penalized = step.kind == "RLOO" and step.settings["beta"]
@@ -421,8 +430,7 @@ def check_metrics(step: Step) -> Stage | None:
         expected["entropy"] = sum(float((row.entropies * row.mask).sum()) for row in last) / tokens
     if tokens and step.kind == "GRPO" and all(row.ref_logps is not None and row.logps is not None for row in last):
         expected["kl"] = logged_kl(last, step.loss_settings()) / tokens
-    # TRL 1.12 takes the mean of entropies in the dtype of the weights, which rounds it.
-    return of_logged(step.metrics, expected, {"entropy": tolerance_of(step).value})
+    return of_logged(step.metrics, expected, rounded)
 
 
 def of_logged(

@@ -3,6 +3,7 @@
 import contextlib
 import copy
 import functools
+import hashlib
 import inspect
 import random
 from collections import defaultdict
@@ -18,7 +19,7 @@ from ..errors import ParameterError, RunError
 from .engine import finish_reasons, hook, hook_requests, unhook
 from .optimizer_step import OptimizerStep, step_and_undo
 from .rows import eos_ids, policy_of, tokenizer_of
-from .snapshot import modules_restored
+from .snapshot import Snapshot, modules_restored
 
 
 @dataclass
@@ -49,6 +50,7 @@ class StepRecord:
     # Rows whose prompt or completion a reward function got otherwise than TRL gave it to the trainer's method.
     judged_otherwise: dict[str, set[int]] = field(default_factory=dict)
     seeding: set[str] = field(default_factory=set)  # reward functions that set torch's seed
+    drawn_from: str = ""  # the state of torch's generators at the first call of the policy's `generate`, hashed
     outputs: list[Mapping[str, Any]] = field(default_factory=list)  # of each generation, as the loss will get it
     micro_batches: list[MicroBatch] = field(default_factory=list)
     metrics: dict[str, list[float]] = field(default_factory=dict)
@@ -251,11 +253,13 @@ def as_it_was(trainer: Any, reuse: bool = False):
     with restored(trainer):
         trainer._metrics = {"train": defaultdict(list), "eval": defaultdict(list)}
         trainer._logs = copy.deepcopy(trainer._logs)
-        if reuse:
-            trainer._buffered_inputs = [dict(inputs) for inputs in trainer._buffered_inputs]
-        else:
+        buffers = Snapshot([trainer._buffered_inputs if reuse else None])  # a loss may write into its inputs
+        if not reuse:
             trainer._buffered_inputs, trainer._step = None, 0
-        yield
+        try:
+            yield
+        finally:
+            buffers.restore()
 
 
 def samples_of_next_step(trainer: Any) -> str:
@@ -420,7 +424,7 @@ class StepListener:
         if isinstance(loss, tuple):  # a distillation's, with numbers for the log
             loss = loss[0]
         generation, value = len(self._record.outputs) - 1, float(loss.detach())
-        taken = MicroBatch(_copied(inputs), logps, entropies, value, generation, coefficient, tuple(others))
+        taken = MicroBatch(copied(inputs), logps, entropies, value, generation, coefficient, tuple(others))
         self._record.micro_batches.append(taken)
         self._record.reused |= self._record.stale
 
@@ -435,7 +439,7 @@ class StepListener:
         result = original(inputs)
         if record.open:
             record.inputs.extend(inputs)
-            record.outputs.append(_copied(result))
+            record.outputs.append(copied(result))
         record.open = False
         return result
 
@@ -491,6 +495,8 @@ class StepListener:
             self._note_turn(*zip(*pairs, strict=True))
 
     def _around_policy(self, original: Callable, *args: Any, **kwargs: Any):
+        if self._record.open and not self._record.drawn_from:
+            self._record.drawn_from = _state_of_generators()
         output = original(*args, **kwargs)
         ids = kwargs.get("input_ids", kwargs.get("inputs", args[0] if args else None))
         if self._record.open and ids is not None:
@@ -534,7 +540,7 @@ def _agree(ids: Any, row: Any) -> bool:
     return list(ids[:length]) == list(row[:length])
 
 
-def _copied(tables: Mapping[str, Any]) -> dict[str, Any]:
+def copied(tables: Mapping[str, Any]) -> dict[str, Any]:
     """Return what a generation gives or a loss takes, as it is now: a trainer may later write into its tables."""
     return {
         name: x.clone() if torch.is_tensor(x) and x.dim() < 3 and not name.startswith("pixel") else x
@@ -586,6 +592,12 @@ def _heard(function: Any, record: StepRecord, own: Mapping[str, Any]) -> Any:
         return result
 
     return scored
+
+
+def _state_of_generators() -> str:
+    """A hash of the states from which torch draws its next numbers."""
+    states = [torch.random.get_rng_state(), *(torch.cuda.get_rng_state_all() if torch.cuda.is_available() else [])]
+    return hashlib.sha256(b"".join(state.numpy().tobytes() for state in states)).hexdigest()
 
 
 def _is_freshly_seeded() -> bool:

@@ -81,6 +81,23 @@ def host_copy(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.detach().clone()
 
 
+def sums_of(model: torch.nn.Module) -> list[float]:
+    """The sum of each parameter: others where the weights are others.
+
+    Example:
+        >>> sums_of(torch.nn.LayerNorm(3))
+        [3.0, 0.0]
+    """
+    sums = []
+    for parameter in model.parameters():
+        exact = torch.float32 if parameter.device.type == "mps" else torch.float64  # which Apple's GPUs lack
+        values = parameter.detach()
+        if values.is_floating_point() and values.element_size() == 1:
+            values = values.float()  # torch has no sum of float8
+        sums.append(float(values.sum(dtype=exact)))
+    return sums
+
+
 @contextlib.contextmanager
 def modules_restored(trainer: Any) -> Iterator[None]:
     """Restore buffers, modes and plain attributes, such as counters, of a trainer's models: policy, reference, rewards."""

@@ -2,7 +2,7 @@
 
 import dataclasses
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -246,6 +246,20 @@ def _sampled_rows(trainer: Any, record: StepRecord) -> Iterator[SampledRow]:
         parts = {name: _part(output.get(key), index, there) for name, key in _OF_A_ROW.items()}
         parts["old_sum"] = _old_sum(output, index)
         yield SampledRow(list(prompt), ids, own, ended, end, cut_for_trl, mask, **parts)
+
+
+def with_generation(step: Step, output: Mapping[str, Any]) -> Step:
+    """A step on completions of an earlier one, with these as they were generated and scored; their ends are not known."""
+    rows = []
+    for i, mask in enumerate(_masks(output)):
+        ids = output["completion_ids"][i]
+        parts = {name: _part(output.get(key), i, torch.ones_like(ids).bool()) for name, key in _OF_A_ROW.items()}
+        parts["old_sum"] = _old_sum(output, i)
+        prompt = output["prompt_ids"][i][output["prompt_mask"][i].bool()].tolist()
+        rows.append(SampledRow(prompt, ids.tolist(), np.ones(len(ids)), None, len(ids), False, mask, **parts))
+    advantages = [output["advantages"].double().numpy(force=True)]
+    taken = [dataclasses.replace(micro, generation=0) for micro in step.micro_batches]
+    return dataclasses.replace(step, rows=rows, advantages=advantages, micro_batches=taken)
 
 
 def _turns(trainer: Any, record: StepRecord, rows: Sequence[SampledRow]) -> list[Turn] | None:

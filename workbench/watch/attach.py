@@ -4,10 +4,12 @@ import contextlib
 import os
 import sys
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
+import torch
 from accelerate.utils import gather_object
 
 from ..audit.check import check, checked
@@ -24,8 +26,9 @@ from ..runs.files import WATCHED
 from ..training.callback import LiveCallback, attach_first, say
 from ..training.engine import hook
 from ..training.record_async import RowsTap
-from ..training.record_step import samples_of_next_step
+from ..training.record_step import copied, samples_of_next_step
 from ..training.recording import StepRecorder, Steps, check_kept, check_record_dir, check_steps, is_due
+from ..training.snapshot import sums_of
 from ..training.step_numbers import kind_of
 from .check_step import check_new_step, check_reused_step, check_step
 from .recorder import Watch
@@ -98,6 +101,10 @@ class StepCheck(LiveCallback):
         self._tell, self._told = tell, set[str]()
         self._batch: Any = None
         self._sampled: tuple[int, StepReport | None] = 0, None  # the step of the generation in use, and its report
+        self._generated: dict[str, Any] | None = None  # what later updates take again
+        self._drawn: dict[str, int] = {}  # the states of torch's generators at the sampling of each step
+        # Of models that do not train, when they were first seen: the step, and the sums of their weights.
+        self._frozen: dict[str, tuple[int, list[float]]] = {}
         self._tap: RowsTap | None = None  # notes the rows of a trainer that takes them from a queue
         if kind_of(trainer) == "AsyncGRPO":
             if trainer.accelerator.num_processes > 1:
@@ -107,6 +114,8 @@ class StepCheck(LiveCallback):
             self._tap = RowsTap(trainer, self.guarded)
             self._hooks.append(self._tap.off)
         self._hooks.append(hook(trainer, "get_batch_samples", self._around_batches))
+        if hasattr(trainer, "num_iterations"):
+            self._hooks.append(hook(trainer, "_generate_and_score_completions", self._around_generation))
         trainer.add_callback(self)
 
     def _around_batches(self, original: Callable, *args: Any, **kwargs: Any):
@@ -115,6 +124,14 @@ class StepCheck(LiveCallback):
             self._batch = self.guarded(self._tap.update, *result)
         else:
             self._batch = result[0][0] if result[0] else None
+        return result
+
+    def _around_generation(self, original: Callable, *args: Any, **kwargs: Any):
+        result = original(*args, **kwargs)
+        trainer = self._trainer
+        again = trainer.args.steps_per_generation * trainer.num_iterations > trainer.args.gradient_accumulation_steps
+        if again and trainer.model.training:
+            self._generated = self.guarded(copied, result)
         return result
 
     def on_step_begin(self, args: Any, state: Any, control: Any, **_: Any):
@@ -128,13 +145,35 @@ class StepCheck(LiveCallback):
             self.on = all(gather_object([self.on]))
         self.guarded(self._check, step, accelerator.process_index, samples)
 
+    def _changed(self, step: int) -> dict[str, str]:
+        """What is said of a reference or a teacher whose weights are others than before the first check, by its stage."""
+        said = {}
+        for name, stage in (("ref_model", "reference"), ("teacher_model", "teacher")):
+            model = getattr(self._trainer, name, None)
+            if not isinstance(model, torch.nn.Module) or model is self._trainer.model:
+                continue
+            sums = sums_of(model)
+            first, before = self._frozen.setdefault(name, (step, sums))
+            if sums != before and not getattr(self._trainer.args, "sync_ref_model", False):
+                said[stage] = f"the {stage} has other weights than before step {first}: a callback or method moves them"
+        return said
+
     def _check(self, step: int, process: int, samples: str) -> None:
+        self._changed(step)  # notes the weights at first
         if samples == "reused":
-            report = check_reused_step(self._trainer, self._batch, *self._sampled, meant=self._meant)
+            report = check_reused_step(self._trainer, self._batch, *self._sampled, self._meant, self._generated)
         elif samples == "new":
-            report = check_new_step(self._trainer, self._batch, step, meant=self._meant)
+            report = check_new_step(self._trainer, self._batch, step, self._meant, self._drawn)
         else:
             report = check_step(self._trainer, batch=self._batch, meant=self._meant)
+        if changed := self._changed(step):
+            stages = [
+                replace(stage, verdict="cannot tell", cause=f"{changed[stage.name]}; {stage.cause}")
+                if stage.name in changed and stage.verdict in ("same", "rounding")
+                else stage
+                for stage in report.stages
+            ]
+            report = replace(report, stages=stages)
         if samples == "new":
             self._sampled = step, report
         self.reports[step] = report

@@ -1,6 +1,6 @@
 """One training step, checked: every stage again, from the stage before it, and the first that differs."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -74,10 +74,15 @@ def check_step(trainer: Any, batch: list[dict] | None = None, meant: Sequence[st
         return Judge(trainer, step_of(trainer, kind, record), record).report().with_meant(names)
 
 
-def check_new_step(trainer: Any, batch: list[dict], step: int, meant: Sequence[str] = ()) -> StepReport:
+def check_new_step(
+    trainer: Any, batch: list[dict], step: int, meant: Sequence[str] = (), drawn: dict[str, int] | None = None
+) -> StepReport:
     """Check the coming update of a training, at which the trainer has to sample.
 
     It starts with the completions that the trainer still has, so that one that trains these once more is found.
+
+    Args:
+        drawn: the states of torch's generators from which earlier steps drew their tokens, with these; this one is added.
     """
     kind, names = kind_of(trainer), stage_names("meant", meant)
     if kind not in ("GRPO", "RLOO"):
@@ -88,15 +93,33 @@ def check_new_step(trainer: Any, batch: list[dict], step: int, meant: Sequence[s
     with modules_restored(trainer):
         judge = Judge(trainer, step_of(trainer, kind, record), record)
         if not record.reused:
-            return judge.report().with_meant(names)
+            earlier = {} if drawn is None or not record.drawn_from else drawn
+            return _not_as(earlier.setdefault(record.drawn_from, step), step, judge.report()).with_meant(names)
         report = judge.report_of_reused(step - 1, None)
     cause = "the trainer has to sample at this update, and trains completions that it sampled before an earlier one"
     stages = [replace(s, verdict="different", cause=cause) if s.name == "batches" else s for s in report.stages]
     return replace(report, stages=stages).with_meant(names)
 
 
+def _not_as(drawn_at: int, step: int, report: StepReport) -> StepReport:
+    """The report of a step; different in `sampling` if an earlier step drew its tokens from the same random numbers."""
+    if drawn_at == step:
+        return report
+    said = f"step {drawn_at} drew its tokens from the same random numbers: a seed is set before each generation"
+    stages = [
+        replace(s, verdict="different", cause=f"{said}; {s.cause}") if s.name == "sampling" else s
+        for s in report.stages
+    ]
+    return replace(report, stages=stages)
+
+
 def check_reused_step(
-    trainer: Any, batch: list[dict], sampled_at: int, earlier: StepReport | None, meant: Sequence[str] = ()
+    trainer: Any,
+    batch: list[dict],
+    sampled_at: int,
+    earlier: StepReport | None,
+    meant: Sequence[str] = (),
+    generated: Mapping[str, Any] | None = None,
 ) -> StepReport:
     """Check the coming update of a training, which trains once more on completions of an earlier step.
 
@@ -108,9 +131,10 @@ def check_reused_step(
         sampled_at: the number of the step that sampled the completions.
         earlier: the report of that step, None where it was not checked.
         meant: as in `check_step`.
+        generated: what generation and scoring gave at that step; None: not known, and neither are the batches.
     """
     kind, names = kind_of(trainer), stage_names("meant", meant)
     record = record_step(trainer, batch, reuse=True)
     with modules_restored(trainer):
-        report = Judge(trainer, step_of(trainer, kind, record), record).report_of_reused(sampled_at, earlier)
+        report = Judge(trainer, step_of(trainer, kind, record), record).report_of_reused(sampled_at, earlier, generated)
         return report.with_meant(names)

@@ -32,7 +32,7 @@ from ..replay.stages import (
 from ..replay.step import SampledRow, Step, all_loss_rows
 from ..training.record_step import StepRecord, dropouts_of, record_without_dropout
 from ..training.rows import eos_ids, policy_of, stops_of, tokenizer_of
-from ..training.step_numbers import router_coefficient, router_loss_of, step_of
+from ..training.step_numbers import router_coefficient, router_loss_of, step_of, with_generation
 from .causes import RowAlone, cause_of_copies, cause_of_logprobs, cause_of_sampling, scores_with, shifted
 from .finite_difference import check_by_moving
 from .images import check_images, has_images, unknown_with_images
@@ -110,8 +110,15 @@ class Judge:
         cause = f"{', '.join(sorted(self.record.seeding))} sets torch's seed: a fixed one makes each generation draw the same"
         return replace(sampling, verdict="different", cause=f"{cause}; {sampling.cause}")
 
-    def report_of_reused(self, sampled_at: int, earlier: StepReport | None) -> StepReport:
-        """The report of an update on completions of an earlier step, whose stages of the generation it repeats."""
+    def report_of_reused(
+        self, sampled_at: int, earlier: StepReport | None, generated: Mapping[str, Any] | None = None
+    ) -> StepReport:
+        """The report of an update on completions of an earlier step, whose stages of the generation it repeats.
+
+        Args:
+            generated: what the trainer's generation and scoring gave at that step; None: not known.
+        """
+        batches = check_batches(self.step if generated is None else with_generation(self.step, generated))
         if earlier is None:
             cause = f"the completions were sampled at step {sampled_at}, which was not checked"
             of_generation = [Stage(name, "cannot tell", cause) for name in _OF_GENERATION]
@@ -121,7 +128,7 @@ class Judge:
                 for stage in earlier.stages
                 if stage.name in (*_OF_GENERATION, *_OF_SOME_GENERATIONS)
             ]
-        return self._report([*of_generation, check_batches(self.step), self.logprobs(), *self._of_update()])
+        return self._report([*of_generation, batches, self.logprobs(), *self._of_update()])
 
     def _of_update(self) -> list[Stage | None]:
         ratios, correction, loss = stages_of_loss(self.step, self.losses)
