@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 Row = np.ndarray  # (T,)
-_SMALL = 1e-4  # what TRL adds to a standard deviation
+SMALL = 1e-4  # what TRL adds to a standard deviation
 
 
 def row_rewards(
@@ -60,11 +60,11 @@ def group_advantages(rewards: Sequence[float] | Row, num_generations: int, scale
     """
     given = np.asarray(rewards, dtype=float)
     groups = given.reshape(-1, num_generations)
-    centred = groups - _nan_mean(groups, 1)
+    centred = groups - nan_mean(groups, 1)
     if scale_rewards == "group":
-        centred = centred / (_nan_std(groups, 1) + _SMALL)
+        centred = centred / (nan_std(groups, 1) + SMALL)
     elif scale_rewards == "batch":
-        centred = centred / (_nan_std(given[None], 1) + _SMALL)
+        centred = centred / (nan_std(given[None], 1) + SMALL)
     return np.nan_to_num(centred.ravel(), nan=0.0)
 
 
@@ -88,10 +88,10 @@ def normalized_advantages(
     """
     table = np.asarray(rewards, dtype=float)
     groups = table.reshape(-1, num_generations, table.shape[1])
-    scaled = (groups - _nan_mean(groups, 1)) / (_nan_std(groups, 1) + _SMALL)
+    scaled = (groups - nan_mean(groups, 1)) / (nan_std(groups, 1) + SMALL)
     total = row_rewards(scaled.reshape(table.shape), weights)
     total[np.isnan(table).all(axis=1)] = np.nan
-    return np.nan_to_num((total - _nan_mean(total[None], 1)[0]) / (_nan_std(total[None], 1)[0] + _SMALL), nan=0.0)
+    return np.nan_to_num((total - nan_mean(total[None], 1)[0]) / (nan_std(total[None], 1)[0] + SMALL), nan=0.0)
 
 
 def leave_one_out_advantages(
@@ -117,7 +117,7 @@ def leave_one_out_advantages(
         advantages = (groups - (np.nansum(groups, axis=1, keepdims=True) - groups) / others).ravel()
     advantages[~np.isfinite(advantages)] = np.nan  # the only judged row of its group
     if normalize:
-        advantages = (advantages - _nan_mean(advantages[None], 1)[0]) / (_nan_std(advantages[None], 1)[0] + _SMALL)
+        advantages = (advantages - nan_mean(advantages[None], 1)[0]) / (nan_std(advantages[None], 1)[0] + SMALL)
     return np.nan_to_num(advantages, nan=0.0)
 
 
@@ -243,6 +243,7 @@ class Loss:
     slopes: list[Row]
     ratios: list[Row]
     entropy_slopes: list[Row] = field(default_factory=list)
+    flat: float = 0.0  # by how much the terms of a row are at most larger than its slopes: beyond a clip it has none
 
 
 def grpo_loss(
@@ -278,7 +279,7 @@ def grpo_loss(
     high = s.epsilon if s.epsilon_high is None else s.epsilon_high
     weights = token_weights(rows, s, accumulation, items, share)
     chosen = _high_entropy(rows, s.top_entropy_quantile)
-    value, slopes, ratios = 0.0, [], []
+    value, flat, slopes, ratios = 0.0, 0.0, [], []
     for row, weight, kept in zip(rows, weights, chosen, strict=True):
         old = row.logps if row.old_logps is None else row.old_logps
         log_ratio, spread = _log_ratio(row.logps - old, row.mask, s.importance_sampling_level)
@@ -295,13 +296,14 @@ def grpo_loss(
             by_ratio = by_ratio + (s.beta * kl * ratio if s.use_bias_correction_kl else 0.0)
         value += float((weight * loss).sum())
         slopes.append(weight * by_logp + spread(weight * by_ratio))
+        flat = max(flat, float(np.maximum(np.abs(weight * loss) - np.abs(slopes[-1]), 0.0).sum()))
         ratios.append(ratio)
     if not s.entropy_coef:
-        return Loss(value, slopes, ratios)
+        return Loss(value, slopes, ratios, flat=flat)
     acting = [row.mask * kept for row, kept in zip(rows, chosen, strict=True)]
     scale = s.entropy_coef / max(sum(float(mask.sum()) for mask in acting), 1.0) / accumulation
     value -= scale * sum(float((row.entropies * mask).sum()) for row, mask in zip(rows, acting, strict=True))
-    return Loss(value, slopes, ratios, [-scale * mask for mask in acting])
+    return Loss(value, slopes, ratios, [-scale * mask for mask in acting], flat)
 
 
 def logged_kl(rows: Sequence[LossRow], settings: LossSettings) -> float:
@@ -331,7 +333,7 @@ def rloo_loss(rows: Sequence[LossRow], epsilon: float = 0.2, accumulation: int =
         >>> rloo_loss([LossRow(np.log([0.5, 0.25]), 2.0, np.ones(2))]).slopes[0]
         array([-2., -2.])
     """
-    value, slopes, ratios = 0.0, [], []
+    value, flat, slopes, ratios = 0.0, 0.0, [], []
     for row in rows:
         if row.old_sum is None:
             old = row.logps if row.old_logps is None else row.old_logps
@@ -341,8 +343,9 @@ def rloo_loss(rows: Sequence[LossRow], epsilon: float = 0.2, accumulation: int =
         loss, slope = clipped(ratio, row.advantage, epsilon, epsilon)
         value += float(loss[0]) / len(rows) / accumulation
         slopes.append(slope * row.mask / len(rows) / accumulation)
+        flat = max(flat, float(np.maximum(np.abs(loss) - np.abs(slope), 0.0).sum()) / len(rows) / accumulation)
         ratios.append(ratio)
-    return Loss(value, slopes, ratios)
+    return Loss(value, slopes, ratios, flat=flat)
 
 
 def token_weights(
@@ -375,15 +378,15 @@ def token_weights(
     return [row.mask / divisor for row, divisor in zip(rows, divisors, strict=True)]
 
 
-def _nan_mean(values: np.ndarray, axis: int) -> np.ndarray:
+def nan_mean(values: np.ndarray, axis: int) -> np.ndarray:
     count = (~np.isnan(values)).sum(axis=axis, keepdims=True)
     return np.where(count > 0, np.nansum(values, axis=axis, keepdims=True) / np.maximum(count, 1), np.nan)
 
 
-def _nan_std(values: np.ndarray, axis: int) -> np.ndarray:
+def nan_std(values: np.ndarray, axis: int) -> np.ndarray:
     """Of a sample (n - 1); NaN below two values."""
     count = (~np.isnan(values)).sum(axis=axis, keepdims=True)
-    squares = np.nansum((values - _nan_mean(values, axis)) ** 2, axis=axis, keepdims=True)
+    squares = np.nansum((values - nan_mean(values, axis)) ** 2, axis=axis, keepdims=True)
     return np.where(count > 1, np.sqrt(squares / np.maximum(count - 1, 1)), np.nan)
 
 

@@ -23,6 +23,14 @@ from .grpo_math import (
     sampler_correction,
 )
 from .report import CheckedRow, Stage
+from .rounding import (
+    group_rounding,
+    leave_one_out_rounding,
+    mean_rounding,
+    normalized_rounding,
+    row_rounding,
+    spread_rounding,
+)
 from .step import SampledRow, Step, Turn, all_loss_rows
 
 
@@ -44,6 +52,8 @@ TOLERANCES = {
     "float16": Tolerance(mean=0.01, largest=0.3, cosine=0.99, norm=0.05, value=0.005),
 }
 SAME = 1e-5  # below this numbers are the same in fp32
+_BLIND = 0.1  # of the largest advantage, or of 1: rounding that may be larger hides what the check looks for
+_ZERO_STD = 1e-8  # up to which TRL counts a standard deviation as 0
 # Settings that a trainer copies from its args, and the stage that each decides.
 SETTING_STAGES = {
     "temperature": "sampling",
@@ -259,12 +269,36 @@ def check_advantages(step: Step, kl: np.ndarray | None = None) -> Stage:
     if used is None:
         cause = "the trainer gives each token an advantage of its own, and the definition gives one to each completion"
         return Stage("advantages", "cannot tell", cause)
-    expected = []
+    expected, roundings, first = [], [], 0
     for table, own in zip(step.rewards, step.advantages, strict=True):
-        start = step.rank * len(own)
-        expected.append(_advantages(step, table, kl)[start : start + len(own)])
+        kept = slice(step.rank * len(own), (step.rank + 1) * len(own))
+        of_table = None if kl is None else kl[first : first + len(table)]  # of one process, so of all rows
+        first += len(table)
+        expected.append(_advantages(step, table, of_table)[kept])
+        roundings.append(_advantage_rounding(step, table, of_table)[kept])
     cause = "the definition gives other advantages for these rewards"
-    return compared("advantages", step, used, np.concatenate(expected), cause)
+    stage = compared("advantages", step, used, np.concatenate(expected), cause)
+    if stage.verdict != "different":
+        return stage
+    return _explained(step, stage, used, np.concatenate(expected), np.concatenate(roundings))
+
+
+def _explained(step: Step, stage: Stage, used: np.ndarray, expected: np.ndarray, rounding: np.ndarray) -> Stage:
+    """The stage of advantages that differ, unless the rounding of their rewards in fp32 explains it."""
+    scale, difference = max(1.0, float(np.abs(expected).max())), np.abs(used - expected)
+    if not (difference <= tolerance_of(step).value * scale + rounding).all():
+        return stage
+    size = max(float(np.nanmax(np.abs(table))) for table in step.rewards)
+    if rounding.max() <= _BLIND * scale:
+        cause = (
+            f"fp32 rounds the means of rewards of up to {size:.3g}: advantages are off by up to {difference.max():.2g}"
+        )
+        return Stage("advantages", "rounding", cause, stage.largest)
+    cause = (
+        f"fp32 has too few digits for rewards of up to {size:.3g} that differ so little: advantages are off by up to"
+    )
+    cause += f" {difference.max():.2g}, which its rounding explains; take a constant off the rewards"
+    return Stage("advantages", "cannot tell", cause, stage.largest, stage.where)
 
 
 def _one_a_row(step: Step) -> np.ndarray | None:
@@ -293,6 +327,21 @@ def _advantages(step: Step, table: np.ndarray, kl: np.ndarray | None) -> np.ndar
     if s["beta"]:
         rewards = rewards - s["beta"] * kl
     return leave_one_out_advantages(rewards, size, s["normalize_advantages"])
+
+
+def _advantage_rounding(step: Step, table: np.ndarray, kl: np.ndarray | None) -> np.ndarray:
+    """(N,): by how much rounding in fp32 can move what `_advantages` gives."""
+    s, size = step.settings, step.num_generations
+    if s.get("multi_objective_aggregation") == "normalize_then_sum":
+        return normalized_rounding(table, s["reward_weights"], size)
+    if step.kind == "GRPO":
+        return group_rounding(table, s["reward_weights"], size, s["scale_rewards"])
+    rewards = row_rewards(table, s["reward_weights"])
+    if s["reward_clip_range"]:
+        rewards = np.clip(rewards, *s["reward_clip_range"])
+    if s["beta"]:
+        rewards = rewards - s["beta"] * kl
+    return leave_one_out_rounding(rewards, row_rounding(table, s["reward_weights"]), size, s["normalize_advantages"])
 
 
 def check_correction(step: Step) -> Stage | None:
@@ -384,7 +433,7 @@ def check_loss(step: Step, losses: Sequence[Loss | None]) -> Stage:
     router = np.array(step.router_losses) if len(step.router_losses) else np.zeros(len(used))
     used = used - router
     cause = f"loss_type {step.settings.get('loss_type', 'rloo')!r} gives another loss for these rows"
-    size = max([1e-9, *(float(np.abs(slopes).sum()) for loss in known for slopes in loss.slopes)])
+    size = max([1e-9, *(loss.flat for loss in known), *(float(np.abs(s).sum()) for loss in known for s in loss.slopes)])
     if np.abs(expected).max() > SAME * size:  # losses that are rounding say nothing of a factor
         times = float(used @ expected / (expected @ expected))
         if np.abs(used - times * expected).max() < 1e-3 * np.abs(times * expected).max():
@@ -401,27 +450,28 @@ def check_metrics(step: Step) -> Stage | None:
     if step.processes > 1 or len(step.rewards) != 1 or not step.metrics:
         return None
     rewards = row_rewards(step.rewards[0], step.settings["reward_weights"])
+    off = row_rounding(step.rewards[0], step.settings["reward_weights"])
     expected = {"reward": float(np.nanmean(rewards))}
-    rounded = {"entropy": tolerance_of(step).value}  # TRL 1.12 takes the mean of entropies in the dtype of the weights
-    spread = {"reward_std": rewards}
+    roundings = {"reward": float(mean_rounding(rewards)[0] + off.mean())}
+    spread = {"reward_std": (rewards, off)}
     names = step.settings.get("reward_func_names") or []
     for name, column in zip(names, step.rewards[0].T, strict=False):
         if names.count(name) == 1 and not np.isnan(column).all():
             expected[f"rewards/{name}/mean"] = float(np.nanmean(column))
-            spread[f"rewards/{name}/std"] = column
-    for name, values in spread.items():
+            roundings[f"rewards/{name}/mean"] = float(mean_rounding(column)[0])
+            spread[f"rewards/{name}/std"] = column, np.zeros_like(column)
+    for name, (values, rounding) in spread.items():
         if (~np.isnan(values)).sum() > 1:
             expected[name] = float(np.nanstd(values, ddof=1))
-            rounded[name] = 1e-4 + 1e-6 * float(
-                np.nanmax(np.abs(values))
-            )  # in fp32 the mean of large values is inexact
+            roundings[name] = float(spread_rounding(values, rounding)[0])
     limits = step.settings["reward_clip_range"] if step.kind == "RLOO" else None
     # RLOO compares groups with the KL penalty in the rewards.
     penalized = step.kind == "RLOO" and step.settings["beta"]
     if not penalized and len(rewards) % step.num_generations == 0:
         groups = (np.clip(rewards, *limits) if limits else rewards).reshape(-1, step.num_generations)
         if ((~np.isnan(groups)).sum(axis=1) > 1).all():  # one value has no standard deviation
-            expected["frac_reward_zero_std"] = float((np.nanstd(groups, axis=1) < 1e-6).mean())
+            low, high = _share_without_std(groups, off.reshape(groups.shape))
+            expected["frac_reward_zero_std"] = float(np.clip(step.metrics.get("frac_reward_zero_std", low), low, high))
     if all(row.ended is not None for row in step.rows):
         expected["completions/clipped_ratio"] = float(np.mean([not row.ended for row in step.rows]))
     last = step.micro_batches[-1].rows if step.micro_batches else []  # each micro-batch logs its own entropy
@@ -430,15 +480,35 @@ def check_metrics(step: Step) -> Stage | None:
         expected["entropy"] = sum(float((row.entropies * row.mask).sum()) for row in last) / tokens
     if tokens and step.kind == "GRPO" and all(row.ref_logps is not None and row.logps is not None for row in last):
         expected["kl"] = logged_kl(last, step.loss_settings()) / tokens
-    return of_logged(step.metrics, expected, rounded)
+    # TRL 1.12 takes the mean of entropies in the dtype of the weights, which rounds it.
+    return of_logged(step.metrics, expected, {"entropy": tolerance_of(step).value}, roundings)
+
+
+def _share_without_std(groups: np.ndarray, off: np.ndarray) -> tuple[float, float]:
+    """The least and the largest share of the groups (P, G) whose standard deviation is 0 for TRL, as fp32 may round it.
+
+    Args:
+        off: (P, G), by how much each reward is off already.
+    """
+    rounding = spread_rounding(groups, off)[:, 0]
+    std = np.nanstd(groups, axis=1, ddof=1)
+    return float((std + rounding <= _ZERO_STD).mean()), float((std - rounding <= _ZERO_STD).mean())
 
 
 def of_logged(
-    metrics: Mapping[str, float], expected: Mapping[str, float], limits: Mapping[str, float] | None = None
+    metrics: Mapping[str, float],
+    expected: Mapping[str, float],
+    limits: Mapping[str, float] | None = None,
+    roundings: Mapping[str, float] | None = None,
 ) -> Stage:
-    """Say whether the numbers that are expected are those that were logged; `limits`, relative, of those that are rounded."""
-    logged, limits = {name: float(metrics[name]) for name in expected if name in metrics}, limits or {}
-    allowed = {name: limits.get(name, 1e-4) * max(1, abs(value)) for name, value in logged.items()}
+    """Say whether the numbers that are expected are those that were logged.
+
+    Args:
+        limits: relative, of those that are rounded.
+        roundings: what else a number may be off by.
+    """
+    logged, limits, roundings = {n: float(metrics[n]) for n in expected if n in metrics}, limits or {}, roundings or {}
+    allowed = {n: limits.get(n, 1e-4) * max(1, abs(value)) + roundings.get(n, 0.0) for n, value in logged.items()}
     wrong = {name: value for name, value in logged.items() if abs(value - expected[name]) > allowed[name]}
     if not wrong:
         return Stage("metrics", "same", ", ".join(f"{name} {value:.3g}" for name, value in logged.items()))
