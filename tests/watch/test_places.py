@@ -1,5 +1,6 @@
 """`check_step` on real trainers that select completions, and on those that sample as their settings say."""
 
+import numpy as np
 import pytest
 import torch
 import trl
@@ -9,6 +10,7 @@ from step_cases import PROMPTS, make
 from workbench.training.grpo import GRPOTrainer
 from workbench.watch.causes import logits_alone
 from workbench.watch.check_step import check_step
+from workbench.watch.judge import chance_of_surprise
 
 pytestmark = pytest.mark.slow
 
@@ -133,3 +135,32 @@ def test_pads_behind_an_end_make_no_copy_improbable(tmp_path):
     report = check_step(make(tmp_path, ShortCopies, generation_kwargs={"eos_token_id": [14]}))
     assert "far beyond chance" not in report["sampling"].cause, report
     assert report["ends"].verdict == "different"
+
+
+def surprises(probs, drawn_from, count, repeats, seed=0):
+    """Of `repeats` times `count` draws: their standard errors, and the bound on the chance of each."""
+    probs, rng = np.array(probs), np.random.default_rng(seed)
+    entropy = -(probs * np.log(probs)).sum()
+    variance = (probs * (np.log(probs) + entropy) ** 2).sum()
+    ids = rng.choice(len(probs), size=(repeats, count), p=drawn_from)
+    errors = (-np.log(probs)[ids] - entropy).sum(1) / np.sqrt(count * variance)
+    table = torch.tensor(np.log(probs)).expand(count, -1)
+    known = {key: chance_of_surprise([(table, [*key], np.ones(count))]) for key in {tuple(sorted(row)) for row in ids}}
+    return errors, np.array([known[tuple(sorted(row))] for row in ids])
+
+
+@pytest.mark.parametrize("certain", [0.9, 0.99, 0.999, 0.9999])
+def test_rare_tokens_of_a_certain_policy_are_no_difference(certain):
+    probs = [certain, (1 - certain) * 0.9, (1 - certain) * 0.1]
+    errors, chances = surprises(probs, probs, count=16, repeats=20_000)
+    for limit in (0.1, 1e-2, 1e-3):
+        assert (chances < limit).mean() <= limit
+    if certain == 0.999:
+        assert (errors > 5).mean() > 5e-3  # which standard errors take for 3e-7
+
+
+def test_tokens_of_a_wider_distribution_are_a_surprise():
+    probs = np.array([0.9, 0.06, 0.03, 0.01])
+    wider = probs**0.5 / (probs**0.5).sum()
+    errors, chances = surprises(probs, wider, count=128, repeats=50)
+    assert errors.min() > 5 and (chances < 1e-5).mean() > 0.9

@@ -2,7 +2,7 @@
 
 import contextlib
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -40,6 +40,9 @@ from .off_policy import ask_off_policy, stages_with_answers
 from .update_stage import update_stage
 
 _FAR = 5.0  # standard errors, beyond which tokens were not sampled from what is scored
+# By which the likelihood of tokens is raised to bound the chance of their surprise: the best is 1 / its standard deviation
+# times the standard errors, so a small one fits many tokens.
+_POWERS = tuple(0.9 * 0.5**n for n in range(9))
 _NEAR, _NOT_NEAR = 0.05, 0.5  # nats a token between sampler and trainer: as of bf16; more than any precision gives
 # Of the probability, the likeliest tokens first: a nucleus shows at one of these, long before the distance does.
 _SHARES = (0.02, 0.05, *(n / 10 for n in range(1, 10)), 0.95, 0.98)
@@ -190,15 +193,20 @@ class Judge:
             outputs = self.policy(input_ids=ids, attention_mask=mask, use_cache=False, output_router_logits=True)
             (factor * outputs.aux_loss).backward()
 
+    def _logits(self, model: Any, prompt: list[int], ids: list[int]) -> torch.Tensor:
+        """Logits (T, V) at the tokens of a completion that is scored alone, at the temperature."""
+        tokens = torch.tensor([prompt + ids], device=next(model.parameters()).device)
+        inputs = model_inputs(model, {"input_ids": tokens, "attention_mask": torch.ones_like(tokens)}, "explicit")
+        return logits_of(model, inputs)[0, len(prompt) - 1 : -1].float() / self.temperature
+
     def _score(self, model: Any, prompt: list[int], ids: list[int], slopes: tuple | None = None) -> _Alone:
         """Score a completion alone; with slopes by its log-probs and entropies add to the model's gradients."""
         device = next(model.parameters()).device
-        tokens = torch.tensor([prompt + ids], device=device)
-        inputs = model_inputs(model, {"input_ids": tokens, "attention_mask": torch.ones_like(tokens)}, "explicit")
+        tokens = torch.tensor(ids, device=device)
         with torch.set_grad_enabled(slopes is not None):
-            logits = logits_of(model, inputs)[0, len(prompt) - 1 : -1].float() / self.temperature
+            logits = self._logits(model, prompt, ids)
             table = logits.log_softmax(-1)
-            logps = table.gather(1, tokens[0, len(prompt) :, None])[:, 0]
+            logps = table.gather(1, tokens[:, None])[:, 0]
             probs = table.exp()
             entropies = -(probs * table).sum(-1)
             if slopes is not None and logits.requires_grad:
@@ -262,7 +270,8 @@ class Judge:
             return Stage("sampling", "different", cause, where=places([row for rows in copies for row in rows]))
         errors, options = excess / math.sqrt(variance), ", ".join(self.step.sampler_options())
         numbers = abs(excess) / count, f"{count} tokens"
-        if abs(errors) > _FAR:
+        chance = self._chance_of_surprise() if errors > _FAR else 1.0
+        if errors < -_FAR or chance < DIFFERENT:
             kind = "likelier" if errors < 0 else "less likely"
             cause = (
                 f"the sampled tokens are {kind} than their scored distribution gives ({errors:+.1f} standard errors): "
@@ -285,8 +294,19 @@ class Judge:
             return Stage(
                 "sampling", "cannot tell", "; ".join(part for part in (cause, said_of_places) if part), *numbers
             )
-        verdict = "cannot tell" if of_places is not None and of_places.chance < UNLIKELY else "same"
-        return Stage("sampling", verdict, f"{count} tokens, {errors:+.1f} standard errors; {said_of_places}", *numbers)
+        verdict = "cannot tell" if min(chance, of_places.chance if of_places else 1.0) < UNLIKELY else "same"
+        rare = f", of rare tokens (chance up to {chance:.1g})" if errors > _FAR else ""
+        said = f"{count} tokens, {errors:+.1f} standard errors{rare}; {said_of_places}"
+        return Stage("sampling", verdict, said, *numbers)
+
+    def _chance_of_surprise(self) -> float:
+        """Bound the chance that tokens that are drawn from what is scored are as unlikely as the sampled ones."""
+        with torch.no_grad(), evaluating(self.policy), without_autocast(self.policy):
+            rows = (row for row in self.step.rows if row.ids)
+            return chance_of_surprise(
+                (self._logits(self.policy, row.prompt_ids, row.ids).log_softmax(-1), row.ids, self._sampled(row))
+                for row in rows
+            )
 
     def _why_sampled_otherwise(self) -> str:
         return cause_of_sampling(self.policy, self.step, self.sampler, self.temperature, self._share_likeliest)
@@ -390,10 +410,16 @@ class Judge:
                 return stage
             cause = "after updates the reference still is the policy: it follows it, or the weights have not moved"
             return replace(stage, verdict="cannot tell", cause=cause)
-        start = self._close(
-            "reference", np.concatenate(alone), policy, "it is not the model that the training starts from"
-        )
+        cause = "it is not the model that the training starts from"
+        start = self._close("reference", np.concatenate(alone), policy, cause, self._why_not_the_start)
         return stage if start.verdict != "different" else replace(start, verdict="cannot tell")
+
+    def _why_not_the_start(self) -> str:
+        """Say that the start of an adapter took something off the weights below it, as PiSSA's does."""
+        adapters = getattr(self.policy, "peft_config", None) or {}
+        starts = {getattr(config, "init_lora_weights", True) for config in adapters.values()}
+        named = sorted(start for start in starts if isinstance(start, str) and start != "gaussian")
+        return "".join(f", and init_lora_weights={start!r} changes the weights below the adapter" for start in named)
 
     def mismatch(self) -> Stage | None:
         """Say whether the sampler's log-probs are near those of each row alone; None without them."""
@@ -497,8 +523,16 @@ class Judge:
             return Stage("gradient", "different", "a gradient is not finite", math.inf)
         if not used_square and not expected_square:
             cause = "no weight that trains moves the loss"
-            if self.step.kind != "Distillation" and not any(np.any(row.advantage) for row in all_loss_rows(self.step)):
+            if not any(row.mask.any() for row in all_loss_rows(self.step)):
+                cause = "no token is in the loss"
+            elif self.step.kind != "Distillation" and not any(
+                np.any(row.advantage) for row in all_loss_rows(self.step)
+            ):
                 cause = "no row of this batch has an advantage"
+            elif self.step.kind != "Distillation" and not any(
+                np.any(slopes) for loss in self.losses if loss for slopes in loss.slopes
+            ):
+                cause = "each token that has an advantage is beyond the clip"
             return Stage("gradient", "cannot tell", cause)
         if not used_square or not expected_square:
             cause = "there is one, but the loss gives none" if used_square else "there is none, but the loss gives one"
@@ -567,6 +601,31 @@ def own_gradients(model: Any) -> Iterator[dict[str, torch.Tensor]]:
     finally:
         for parameter, gradient in was.items():
             parameter.grad = gradient
+
+
+def chance_of_surprise(drawn: Iterable[tuple[torch.Tensor, Sequence[int], np.ndarray]]) -> float:
+    """Bound the chance that tokens are as unlikely as these if they are drawn from their distributions.
+
+    Where nearly every token is certain, one that is not moves the mean surprise by many standard errors, and such a token
+    comes more often than they say. The mean of `p ** -h` over draws is the sum of `p ** (1 - h)`. A product of such numbers is
+    above a limit at most as often as its mean over the limit (Markov).
+
+    Args:
+        drawn: of each completion log-probs (T, V), token ids (T,), and 1 for each token that was drawn (T,).
+
+    Example:
+        >>> tables = torch.tensor([[0.999, 0.001]]).log().expand(10, 2)
+        >>> round(chance_of_surprise([(tables, [1] + [0] * 9, np.ones(10))]), 2)
+        0.5
+    """
+    logs = np.zeros(len(_POWERS))
+    for table, ids, own in drawn:
+        counted = torch.tensor(own, dtype=torch.float64, device=table.device)
+        logps = table.gather(1, torch.tensor(ids, device=table.device)[:, None])[:, 0].double()
+        for number, power in enumerate(_POWERS):
+            means = ((1 - power) * table).logsumexp(-1).double()
+            logs[number] += float(((means + power * logps) * counted).sum())
+    return min(1.0, len(_POWERS) * math.exp(min(0.0, float(logs.min()))))
 
 
 def odd_share(values: np.ndarray) -> tuple[float, float] | None:
