@@ -13,8 +13,11 @@ from conftest import daily
 from step_cases import make
 
 from workbench.errors import ParameterError
+from workbench.replay.batches import check_batches
 from workbench.replay.file import load_step, replay_step
+from workbench.replay.grpo_math import LossRow
 from workbench.replay.stages import check_metrics
+from workbench.replay.step import MicroRows, SampledRow, Step
 from workbench.training.recording import StepRecorder
 from workbench.watch.attach import StepCheck
 from workbench.watch.check_step import check_step
@@ -280,6 +283,20 @@ def test_copies_that_change_places_are_a_multiset(tmp_path):
             return {name: x.flip(0) if torch.is_tensor(x) and x.dim() else x for name, x in inputs.items()}
 
     assert check_step(make(tmp_path, cls=Swapped, funcs=[same_lengths]))["batches"].verdict == "same"
+
+
+def test_copies_with_advantages_that_are_near_are_told_apart():
+    def step(taken):
+        row = SampledRow([5], [6], np.ones(1), True, 1, False, np.ones(1))
+        rows = [LossRow(np.zeros(1), advantage, np.ones(1)) for advantage in taken]
+        ids = [[6]] * len(taken)
+        micro = MicroRows(rows, [[5]] * len(taken), ids, None, 0.0, ids, [np.ones(1)] * len(taken), 0)
+        settings = {"gradient_accumulation_steps": 1, "num_generations": 3}
+        advantages = [np.array([0.0, 0.019, 0.038])]
+        return Step("GRPO", "bfloat16", 1, 0, settings, [row] * 3, ["a"] * 3, [], None, advantages, [micro])
+
+    assert check_batches(step([0.019, 0.038, 0.0])).verdict == "same"
+    assert check_batches(step([0.019, 0.038, 0.1])).verdict == "different"
 
 
 def test_a_file_without_whole_rows_cannot_be_told(tmp_path):

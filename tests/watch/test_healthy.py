@@ -1,5 +1,7 @@
 """`check_step` on healthy trainers that a simple reference does not know, and on subclasses that mean to differ."""
 
+import functools
+
 import pytest
 import torch
 import trl
@@ -189,3 +191,38 @@ class PadsInside(trl.GRPOTrainer):
 def test_a_pad_inside_completions_has_a_right_gradient(seed, tmp_path):
     report = check_step(make(tmp_path, PadsInside, seed=seed))
     assert report["gradient"].verdict == "same" and "the loss moves as it says" in report["gradient"].cause, report
+
+
+def seven_tenths(completions, **_):
+    return [0.7] * len(completions)
+
+
+class Scorer:
+    __name__ = "scorer"
+
+    async def __call__(self, completions, scale=1.0, **_):
+        return [scale * len(text) for text in completions]
+
+
+IN_HALVES = {"gradient_accumulation_steps": 2, "steps_per_generation": 1, "per_device_train_batch_size": 4}
+DORA = LoraConfig(r=4, target_modules="all-linear", task_type="CAUSAL_LM", use_dora=True, lora_dropout=0.1)
+# Settings that once were called different, or ended with an error.
+ONCE_WRONG = {
+    "equal rewards in groups of eight": {"funcs": [seven_tenths], "num_generations": 8},
+    "an asynchronous object in a partial": {"funcs": [functools.partial(Scorer(), scale=0.1), length]},
+    "RLOO, two generations an update": {"cls": trl.RLOOTrainer, "beta": 0.1} | IN_HALVES,
+    "DoRA": {
+        "learning_rate": 1e-3,
+        "gradient_accumulation_steps": 3,
+        "per_device_train_batch_size": 4,
+        "more": {"peft_config": DORA},
+    },
+}
+
+
+@pytest.mark.parametrize("name", daily(ONCE_WRONG, *ONCE_WRONG))
+def test_what_once_was_wrong_is_healthy(name, tmp_path):
+    report = check_step(make(tmp_path, **ONCE_WRONG[name]))
+    assert names_of(report, "different") == [], report
+    if name == "DoRA":
+        assert "the loss moves as it says" in report["gradient"].cause, report

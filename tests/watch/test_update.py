@@ -179,6 +179,16 @@ def test_decay_in_the_gradient_of_adam_is_no_difference(tmp_path):
     assert update.verdict == "cannot tell" and "of the step is weight decay" in update.cause, update
 
 
+def test_a_group_at_a_rate_of_0_need_not_move(tmp_path):
+    def resting_embedding(model):
+        named = list(model.named_parameters())
+        parts = [[p for n, p in named if ("embed" in n) is embeds] for embeds in (True, False)]
+        return torch.optim.AdamW([{"params": parts[0], "lr": 0.0}, {"params": parts[1], "lr": 1e-4}])
+
+    update = update_of(tmp_path, **own(resting_embedding, policy()))
+    assert update.verdict == "same" and "model.embed_tokens.weight rest, at a rate of 0" in update.cause, update
+
+
 def test_another_optimizer_is_not_computed(tmp_path):
     update = update_of(tmp_path, optim="rmsprop")
     assert update.verdict == "cannot tell" and "RMSprop" in update.cause, update

@@ -102,15 +102,18 @@ class _Comparison:
         """Match rows of the loss with generated rows: first those that agree in all, then by prompt and tokens."""
         self.rows += len(rows)
         free = {i: self.keys[i] for i in generated}
-        left = []
-        for row in rows:
-            exact = (i for i in self._same_text(row, free) if not self._differences(row, i, self._limit()))
-            partner = next(exact, None)
-            if partner is None:
-                left.append(row)
-                continue
-            self.rounded |= bool(self._differences(row, partner, SAME))
-            del free[partner]
+        left = list(rows)
+        # Of equal completions with advantages that are near each other each has its own: the nearest are taken first.
+        for limit in (0.0, SAME, self._limit()):
+            others = []
+            for row in left:
+                partner = next((i for i in self._same_text(row, free) if not self._differences(row, i, limit)), None)
+                if partner is None:
+                    others.append(row)
+                    continue
+                self.rounded |= bool(self._differences(row, partner, SAME))
+                del free[partner]
+            left = others
         strangers = []
         for row in left:
             partner = next(iter(self._same_text(row, free)), None)

@@ -42,6 +42,7 @@ class GroupStep:
     names: list[str]
     maximize: bool
     weight_decay: float
+    rests: bool = False  # its learning rate is 0
     slope: float = 0.0  # the sum of gradient times step: below 0 where the loss falls
 
 
@@ -53,7 +54,7 @@ class OptimizerStep:
     is_new: bool  # made for this step, since the trainer has not made its own yet
     is_first: bool  # no parameter has a state yet
     learning_rate: float | None  # the largest of the groups; None: the optimizer sets it
-    with_gradient: int = 0  # elements
+    with_gradient: int = 0  # elements, without those of groups whose rate is 0
     moved: int = 0  # of these, in the weights' own dtype
     holds_any: bool = True  # a parameter of the model
     without_group: list[str] = field(default_factory=list)  # parameters with a gradient
@@ -118,7 +119,8 @@ def _described(
         with_gradient = [name for name in members if name in gradients]
         if with_gradient:
             decay = float(group.get("weight_decay") or 0.0)
-            step.groups.append(GroupStep(with_gradient, bool(group.get("maximize")), decay))
+            rests = group.get("lr") is not None and not float(group["lr"])
+            step.groups.append(GroupStep(with_gradient, bool(group.get("maximize")), decay, rests))
     step.norm = _norm(gradients.values())
     step.expected_norm = step.norm * clip_factor(step.norm, trainer.args.max_grad_norm)
     if trainer.state.global_step == 0:
@@ -265,14 +267,15 @@ def _count(
     weights: Mapping[str, torch.Tensor],
     gradients: Mapping[str, torch.Tensor],
 ) -> None:
-    """Count moved elements, and sum gradient times step by group."""
-    slopes = {}
+    """Count moved elements of the groups that have a learning rate, and sum gradient times step by group."""
+    slopes, resting = {}, {name for group in step.groups if group.rests for name in group.names}
     for name in names:
         after, gradient = trained[name].detach(), gradients[name]
         before = weights[name].to(after.device)
         with_gradient, moved = count_moved([before], [after], [gradient]).tolist()
-        step.with_gradient += with_gradient
-        step.moved += moved
+        if name not in resting:
+            step.with_gradient += with_gradient
+            step.moved += moved
         slopes[name] = float(((after.float() - before.float()) * gradient.float()).sum())
     for group in step.groups:
         group.slope = math.fsum(slopes[name] for name in group.names)

@@ -632,4 +632,6 @@ def _is_same(a: Any, b: Any) -> bool:
 
 
 def _is_coroutine(function: Any) -> bool:
+    while isinstance(function, functools.partial):
+        function = function.func
     return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(type(function).__call__)

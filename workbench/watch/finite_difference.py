@@ -9,13 +9,15 @@ itself would not do: it holds numbers as constants whose change a difference see
 tokens have the highest entropy). That its slopes are right is asked apart, in `off_policy`.
 
 v goes along the reference's gradient in each tensor, with the tensor's share of the norm, and where an element has no gradient
-at random: there the loss must not move. The row of a pad in an embedding stays: torch gives it no gradient as an input.
+at random: there the loss must not move. The row of a pad in an embedding stays: torch gives it no gradient as an input. So do
+the norms of DoRA, which its definition keeps out of the gradient (https://arxiv.org/abs/2402.09353, section 4.3).
 """
 
+import contextlib
 import math
 import warnings
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 from unittest import mock
@@ -28,6 +30,7 @@ from ..consistency.padding import evaluating
 from ..replay.grpo_math import Loss
 from ..replay.stages import tolerance_of
 from ..replay.step import Step
+from ..training.engine import hook
 from ..training.record_step import MicroBatch, StepRecord, as_it_was, score_with_loss
 
 _MOVED = 2e-3  # nats a token by which v moves the loss along the gradient
@@ -84,7 +87,8 @@ def check_by_moving(
         with as_it_was(trainer), evaluating(trainer.model), without_autocast(policy), in_fp32:
             trainer.current_gradient_accumulation_steps = len(record.micro_batches)
             probe = _Probe(trainer, step, record, losses, expected, scale, trained, policy)
-            return probe.verdict()
+            with norms_held(policy, probe.score):
+                return probe.verdict()
     except Exception as error:  # a loss is anybody's
         return Moved("cannot tell", f"the loss cannot be taken again: {type(error).__name__}: {str(error)[:200]}")
 
@@ -162,7 +166,7 @@ class _Probe:
                     if gradient is not None:
                         taken = self.trained[name].detach() - before
                         said += side * float((gradient.double() * taken.double()).sum()) / 2
-                values.append(self._loss())
+                values.append(self.score())
         finally:
             for name in names:
                 self.trained[name].data.copy_(self.before[name])
@@ -189,7 +193,7 @@ class _Probe:
         random = signs * (_ROUGHLY * size)
         return random if gradient is None or along is None else torch.where(gradient == 0, random, along)
 
-    def _loss(self) -> float:
+    def score(self) -> float:
         """L of the moved weights: slopes times log-probs, in float64."""
         total = 0.0
         for micro, (by_logp, by_entropy) in zip(self.record.micro_batches, self.tables, strict=True):
@@ -212,6 +216,28 @@ class _Probe:
         table = torch.tensor(values, dtype=torch.float32, device=device)
         torch.distributed.all_reduce(table)
         return (table / torch.distributed.get_world_size()).tolist()
+
+
+@contextlib.contextmanager
+def norms_held(model: torch.nn.Module, score: Callable[[], Any]) -> Iterator[None]:
+    """Inside the block each layer of DoRA divides by its norm at the weights of now, however these move; `score` runs them."""
+    kept: dict[torch.nn.Module, Any] = {}
+
+    def holding(layer: torch.nn.Module) -> Callable:
+        def held(original: Callable, *args: Any, **kwargs: Any):
+            if layer not in kept:
+                kept[layer] = original(*args, **kwargs)
+            return kept[layer]
+
+        return held
+
+    layers = [layer for layer in model.modules() if hasattr(layer, "get_weight_norm")]
+    with contextlib.ExitStack() as stack:
+        for layer in layers:
+            stack.callback(hook(layer, "get_weight_norm", holding(layer)))
+        if layers:
+            score()
+        yield
 
 
 def pad_rows_of(model: torch.nn.Module, parameter: torch.nn.Parameter) -> list[int]:

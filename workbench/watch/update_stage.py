@@ -22,7 +22,8 @@ def update_stage(record: StepRecord, policy: Any, args: Any, state: Any) -> Stag
         return Stage("update", "different", fault)
     if step.unlike_args:
         # Later in a training an optimizer that the user passed can look like one that transformers made.
-        verdict, asked = ("different", "") if step.is_new else ("cannot tell", ": is the optimizer your own?")
+        asked = ": is the optimizer your own, or does a callback set it?"
+        verdict, asked = ("different", "") if step.is_new else ("cannot tell", asked)
         return Stage("update", verdict, "; ".join(step.unlike_args) + asked)
     if step.learning_rate == 0:
         return Stage("update", "cannot tell", _why_no_rate(args, state))
@@ -58,6 +59,8 @@ def _said(step: OptimizerStep, policy: Any, share: float) -> str:
     said = f"{step.optimizer} moves {share:.2%} of the elements that have a gradient, at {rate}"
     if step.is_own:
         said += "; its settings are not compared with the config, since it may be your own"
+    if resting := [name for group in step.groups if group.rests for name in group.names]:
+        said += f"; {_listed(resting)} rest, at a rate of 0"
     total = sum(p.numel() for p in policy.parameters())
     trained = sum(p.numel() for p in policy.parameters() if p.requires_grad)
     if trained < total:
