@@ -18,7 +18,7 @@ from workbench import attach_watch
 from workbench.errors import ParameterError, RunError
 from workbench.experiments.recipes import resolve_model
 from workbench.lab.reports.clean import clean_html
-from workbench.replay.grpo_math import LossRow
+from workbench.replay.grpo_math import Loss, LossRow
 from workbench.replay.report import Stage
 from workbench.watch.attach import StepCheck
 from workbench.watch.check_step import check_step
@@ -72,12 +72,19 @@ def test_a_reward_of_the_prompt_alone_gives_no_gradient(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "advantage, cause", [(0.0, "no row of this batch has an"), (1.0, "no weight that trains moves")]
+    "advantage, mask, slope, cause",
+    [
+        (0.0, 1.0, 0.0, "no row of this batch has an"),
+        (1.0, 1.0, 1.0, "no weight that trains moves"),
+        (1.0, 0.0, 0.0, "no token is in the loss"),
+        (1.0, 1.0, 0.0, "is beyond the clip"),
+    ],
 )
-def test_a_loss_without_a_gradient_says_what_is_known(advantage, cause):
-    rows = [LossRow(np.zeros(1), advantage, np.ones(1))]
+def test_a_loss_without_a_gradient_says_what_is_known(advantage, mask, slope, cause):
+    rows = [LossRow(np.zeros(1), advantage, np.full(1, mask))]
     step = SimpleNamespace(kind="GRPO", micro_batches=[SimpleNamespace(rows=rows)])
-    judge = SimpleNamespace(step=step, losses=[1], gradients={}, record=SimpleNamespace(gradients={}, problem=""))
+    losses = [Loss(0.0, [np.full(1, slope)], [np.ones(1)])]
+    judge = SimpleNamespace(step=step, losses=losses, gradients={}, record=SimpleNamespace(gradients={}, problem=""))
     assert cause in Judge._gradient(judge, Stage("loss", "same")).cause
 
 

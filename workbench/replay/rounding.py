@@ -93,9 +93,9 @@ def group_rounding(rewards: Any, weights: Sequence[float] | None, size: int, sca
     """Bound the error of `grpo_math.group_advantages` of the sums of the rewards: (N,).
 
     Example:
-        >>> group_rounding([[1.0]] * 8, None, 8, "group").max()
+        >>> float(group_rounding([[1.0]] * 8, None, 8, "group").max())
         0.0
-        >>> group_rounding([[0.7]] * 8, None, 8, "group").max() > 1e-3
+        >>> float(group_rounding([[0.7]] * 8, None, 8, "group").max()) > 1e-3
         True
     """
     rows, off = row_rewards(rewards, weights), row_rounding(rewards, weights)
