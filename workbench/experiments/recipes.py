@@ -27,8 +27,8 @@ class Recipe:
 
     Attributes:
         model: `starter`, `starter-gpt2`, `search`, `smollm2`, a hub id or a local folder.
-        dataset: `starter`, `search`, `sums`, `number-words`, a hub id or a local folder or file in the hub's format, with a
-            `prompt` column.
+        dataset: `starter`, `starter-chat`, `search`, `sums`, `number-words`, a hub id or a local folder or file in the hub's
+            format, with a `prompt` column.
         backend: `transformers` or `vllm`, who samples.
         per_device_train_batch_size: completions (not prompts) per device and forward pass.
         lora_rank: of LoRA on all linear layers, with an alpha of twice the rank; 0 trains all weights.
@@ -215,8 +215,8 @@ def load_prompts(dataset: str, split: str = "train"):
     """Load prompts as a `datasets.Dataset` with a column `prompt`.
 
     Args:
-        dataset: `starter`, `search`, `sums`, `number-words`, a hub id, or a local folder or `.jsonl`, `.json`, `.csv` or
-            `.parquet` file.
+        dataset: `starter`, `starter-chat` (its prompts as messages, for a model with a chat template), `search`, `sums`,
+            `number-words`, a hub id, or a local folder or `.jsonl`, `.json`, `.csv` or `.parquet` file.
         split: which part of a hub data set, a folder, `sums` or `number-words` (`test` has their held-out questions).
 
     Raises:
@@ -225,10 +225,13 @@ def load_prompts(dataset: str, split: str = "train"):
     """
     from datasets import Dataset, load_dataset
 
-    if dataset == "starter":
+    if dataset in ("starter", "starter-chat"):
         from .toys.starter import starter_corpus
 
-        return Dataset.from_list(starter_corpus())
+        rows: list[dict] = starter_corpus()
+        if dataset == "starter-chat":
+            rows = [{"prompt": [{"role": "user", "content": row["prompt"]}]} for row in rows]
+        return Dataset.from_list(rows)
     if dataset == "search":
         from .toys.search_task import search_prompts
 
