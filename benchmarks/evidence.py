@@ -21,6 +21,7 @@ from tools.record import (
 )
 from workbench.curves.documented import Baseline, list_baselines, load_baseline
 from workbench.curves.figures import DescribedFigure
+from workbench.errors import RunError
 from workbench.experiments.instruments.custom_stops import held_out_gain, stops_figure
 from workbench.experiments.instruments.custom_stops import recorded as by_seed
 from workbench.runs.files import read_json
@@ -57,24 +58,28 @@ TESTED_BY = {
     "A6": ("08_is_the_sampler_the_policy", "not tried: the notebook trained toys alone"),
     "A7": ("08_is_the_sampler_the_policy", "not tried: the notebook trained toys alone"),
 }
-ON_A_TOY = {"confirmed": "seen on a toy", "refuted": "not seen on a toy"}
-SEEN = {"seen on a toy": True, "not seen on a toy": False} | {"confirmed": True, "refuted": False}
+SEEN = {"seen on a toy": True, "not seen on a toy": False, "confirmed": True, "refuted": False}
 # SmolLM2 is expected to differ from the toy.
 DIFFERS = {"03_position_ids_and_padding": "no, as expected: SmolLM2's positions are rotary, the toy's are learned"}
 # A result about a published claim has the claim's words in its first line.
-_RESULT = r"^(passed|failed|inconclusive|confirmed|refuted|not comparable): (?:the claim .*\n +)?(.*)"
-VERDICTS = {"passed": True, "confirmed": True, "failed": False, "refuted": False}
+_RESULT = r"^(passed|failed|inconclusive|not comparable|(?:not )?seen on a toy): (?:the claim .*\n +)?(.*)"
+VERDICTS = SEEN | {"passed": True, "failed": False}
 HEAD = ("claim", "toy", "real weights", "verdict")
 
 
 def toy_result(notebook: str) -> tuple[str, str]:
-    """Return verdict and sentence of the result in a notebook's stored outputs; "not run" where there is none."""
+    """Return verdict and sentence of the result in a notebook's stored outputs.
+
+    Raises:
+        RunError: no result there begins as `BEGINS` says.
+    """
     cells = json.loads((ROOT / "notebooks" / f"{notebook}.ipynb").read_text(encoding="utf-8"))["cells"]
     texts = ["".join(out.get("data", {}).get("text/plain", "")) for one in cells for out in one.get("outputs", ())]
-    found = (match for text in texts for match in re.finditer(_RESULT, text, re.MULTILINE))
-    return next(
-        ((match[1], match[2]) for match in found if match[2].startswith(BEGINS.get(notebook, ""))), ("not run", "")
-    )
+    for text in texts:
+        for match in re.finditer(_RESULT, text, re.MULTILINE):
+            if match[2].startswith(BEGINS.get(notebook, "")):
+                return match[1], match[2]
+    raise RunError(f"{notebook}: expected a result in its outputs that begins with {BEGINS.get(notebook, 'a verdict')}")
 
 
 def real_result(notebook: str) -> tuple[str, str]:
@@ -200,8 +205,7 @@ def problems() -> Iterator[list[str]]:
         seen = seen or "not recorded"
         others = ", ".join(f"`{name}`" for name in drawn_by(notebook)) or "no curve with numbers"
         link = f"[{problem}](../../notebooks/{notebook}.ipynb)"
-        word = ON_A_TOY.get(verdict, verdict)
-        yield [link, f"{word}: {says}" if says else word, seen, agree, others]
+        yield [link, f"{verdict}: {says}", seen, agree, others]
 
 
 def arms() -> Iterator[list[str]]:
@@ -269,14 +273,13 @@ def page() -> list[str]:
     return [
         "# What was seen on real weights",
         "",
-        "**Toy** is a model of at most 0.65 M parameters, as in the committed",
-        "outputs of each notebook. **SmolLM2** is SmolLM2-135M-Instruct (135 M parameters, Apache-2.0), trained by the same",
-        "notebooks with `-p model=smollm2` (`make real`). Everything ran on CPUs.",
+        "**Toy** is a model of at most 0.65 M parameters, as in the notebooks'",
+        "committed outputs. **SmolLM2** is SmolLM2-135M-Instruct (Apache-2.0), trained by the same",
+        "notebooks with `-p model=smollm2` (`make real`). All on CPUs.",
         "",
         *table(head, problems()),
         "",
-        "*Agree* compares two verdicts: that of the toy's sentence, and for stop strings whether the interval on SmolLM2 lies",
-        "above 0 (if it holds 0, that is inconclusive), for the others the verdict of the same sentence on SmolLM2.",
+        "*Agree* compares the verdicts of both models. For stop strings SmolLM2's is whether the interval lies above 0.",
         "",
         asked(),
         "",
@@ -291,7 +294,7 @@ def page() -> list[str]:
         *bf16_padding.page(measured("bf16_padding")),
         "## gemma-3-270m",
         "",
-        "A base model of 268 M parameters, on one CPU thread. Its weights were a Q4_K_M",
+        "A base model, 268 M parameters, one CPU thread. Its weights were a Q4_K_M",
         "quantisation, expanded to fp32 (Gemma Terms of Use). The programs are gone:",
         f"`git show {LAST}:benchmarks/real_weights/padding.py` shows one. Its trainings are [documented",
         "runs](baselines.md), `workbench-gemma-3-270m-...`. Names in italics are files in `data/measured/real_weights/`.",
