@@ -20,6 +20,7 @@ from workbench.curves.curve import Curve
 from workbench.curves.documented import as_text, stored
 from workbench.errors import RunError
 from workbench.experiments.held_out import FILE, held_out_rewards
+from workbench.runs.completions import FILE as SAMPLED
 from workbench.runs.files import json_lines, read_json, write_json, write_text
 from workbench.runs.run import Run
 
@@ -40,6 +41,8 @@ TASKS |= {
     "different": "96 different sums",
     "repeating": "96 sums, half of them eight that repeat",
 }  # files of notebook 04
+WITHOUT_QUESTIONS = {"starter-chat": "; no questions to answer, the reward is the length"}
+TASKS |= {"starter-chat": "summaries of Python functions"}
 MOST = 80  # points of a curve
 SHOWN = 4  # answers to held-out questions that are kept as text
 PLACES = ("", "arms/", "trained/")  # where a run's folder has its arms
@@ -82,12 +85,12 @@ def baseline(arm: str, trainings: dict[int, Run], name: str, environment: dict) 
     first = read_json(next(iter(trainings.values())).path / "recipe.json", {})
     recipe, (reward, *_) = first["recipe"], first["reward_funcs"]
     words = arm.replace("--", ", ").replace("-", " ")
-    low, high, task = reward["lowest"], reward["highest"], TASKS[Path(recipe["dataset"]).stem]
-    trained = f"LoRA, rank {recipe['lora_rank']}, all linear layers" if recipe["lora_rank"] else "all weights"
+    dataset = Path(recipe["dataset"]).stem
+    low, high, task = reward["lowest"], reward["highest"], TASKS[dataset]
+    rank = recipe.get("lora_rank")  # a record has it where it is not 0
+    trained = f"LoRA, rank {rank}, all linear layers" if rank else "all weights"
     learns = "the right answer in its tag" if reward["name"] == "reward_exact_match" else reward["name"]
-    settings = {key: value for key, value in recipe.items() if key != "seed"} | {
-        "dataset": Path(recipe["dataset"]).stem
-    }
+    settings = {key: value for key, value in recipe.items() if key != "seed"} | {"dataset": dataset}
     metrics = {seed: one.metrics for seed, one in trainings.items()}
     held = {seed: looks(one.path) for seed, one in trainings.items()}
 
@@ -123,7 +126,7 @@ def baseline(arm: str, trainings: dict[int, Run], name: str, environment: dict) 
         f"learning rate {recipe['learning_rate']:g}, {recipe['lr_scheduler_type']}, {batch} completions a step in groups of "
         f"{recipe['num_generations']}, at most {recipe['max_completion_length']} tokens, temperature {recipe['temperature']}, "
         f"beta {recipe['beta']}, sampled by {recipe['backend']}, fp32",
-        "data": f"{task}, as messages with two worked examples; held-out questions apart",
+        "data": f"{task}, as messages{WITHOUT_QUESTIONS.get(dataset, ' with two worked examples; held-out questions apart')}",
         "seeds": len(trainings),
         "task": task,
         "reward": {"name": learns, "unit": reward["unit"], "low": low, "high": high},
@@ -134,6 +137,7 @@ def baseline(arm: str, trainings: dict[int, Run], name: str, environment: dict) 
             "stops": first["stops"], "overrides": first["overrides"], "completions": some.to_dict("records"),
             "answers": {str(seed): answers(one.path) for seed, one in trainings.items()},
             "said": said(trainings[min(trainings)].path),
+            "commonest": {str(seed): commonest(one.completions) for seed, one in trainings.items()},
             "made_with": [made_with({"environment": environment})],
         },
     }  # fmt: skip
@@ -154,12 +158,14 @@ def with_stored(made: dict, known: dict) -> dict:
         curves[metric] = curve | {"points": points, "by_seed": by_seed}
     seeds = len(curves["reward"]["by_seed"])
     sources = dict.fromkeys(known["recorded"]["made_with"] + made["recorded"]["made_with"])
-    answered = known["recorded"].get("answers", {}) | made["recorded"].get("answers", {})
+    by_seed = {
+        name: known["recorded"].get(name, {}) | made["recorded"].get(name, {}) for name in ("answers", "commonest")
+    }
     return made | {
         "title": made["title"].replace(f"seeds: {made['seeds']}", f"seeds: {seeds}"),
         "seeds": seeds,
         "curves": curves,
-        "recorded": made["recorded"] | {"answers": answered, "made_with": list(sources)},
+        "recorded": made["recorded"] | by_seed | {"made_with": list(sources)},
     }
 
 
@@ -188,10 +194,17 @@ def answers(folder: Path) -> list[float]:
 
 
 def said(folder: Path) -> dict[str, list[str]]:
-    """Return what was answered to the first held-out questions, `untrained` and `trained`; empty where there was no look."""
-    rows = [row for _, row in json_lines(folder / FILE)] if (folder / FILE).is_file() else []
+    """Return what was answered to the first held-out questions, `untrained` and `trained`; without a look, what was sampled."""
+    rows = [row for _, row in json_lines(folder / (FILE if (folder / FILE).is_file() else SAMPLED))]
     ends = {"untrained": rows[0]["step"], "trained": rows[-1]["step"]} if rows else {}
     return {when: [row["completion"] for row in rows if row["step"] == step][:SHOWN] for when, step in ends.items()}
+
+
+def commonest(completions: pd.DataFrame) -> dict:
+    """Return the most common completion of the last tenth of the steps, `count`, and `of` how many."""
+    steps = completions["step"]
+    counts = completions["completion"][steps > steps.max() - steps.nunique() / 10].value_counts()
+    return {"completion": counts.index[0], "count": int(counts.iloc[0]), "of": int(counts.sum())}
 
 
 def of_model(notebook: str, says: str) -> bool:
@@ -225,8 +238,12 @@ def results(run: Path, environment: dict) -> dict:
         for key in ("git_commit", "packages", "cpu", "cores", "threads", "date")
         if key in environment
     }
-    minutes = round(read_json(run / "status.json", {}).get("ran_s", 0) / 60)
-    return {"parameters": parameters, "minutes": minutes, "results": said, "environment": kept}
+    # A run that found its training finished took less time than the training.
+    seconds = max(
+        read_json(run / file, {}).get(name, 0)
+        for file, name in (("status.json", "ran_s"), ("progress.json", "elapsed_s"))
+    )
+    return {"parameters": parameters, "minutes": round(seconds / 60), "results": said, "environment": kept}
 
 
 def main() -> None:

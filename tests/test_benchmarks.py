@@ -95,6 +95,22 @@ MANY = {"comparisons": False, "seeds": 5}
 ONE = {"comparisons": False, "seeds": 1}  # the seeds are those of the comparisons, which were left out
 
 
+def test_a_training_without_questions_keeps_what_it_wrote(tmp_path):
+    recipe = dataclasses.asdict(make_recipe("smollm2", dataset="starter-chat", max_steps=2))
+    del recipe["lora_rank"]  # as a record of all weights is
+    reward = {"name": "reward_len", "unit": "characters", "lowest": None, "highest": 0.0}
+    write_json(tmp_path / "recipe.json", {"recipe": recipe, "reward_funcs": [reward], "stops": {}, "overrides": {}})
+    write_json(tmp_path / "progress.json", {"step": 2, "max_steps": 2, "finished": True})
+    rows = {"step": [1, 2, 2, 2], "completion": ["long text", "name", "name", "other"], "finish_reason": "stop"}
+    append_table(tmp_path, pd.DataFrame(rows | {"reward": -1.0}))
+    lines = [{"step": n, "reward": -1.0} | dict.fromkeys(real.LOGGED, 0.25) for n in (1, 2)]
+    write_text(tmp_path / "metrics.jsonl", "".join(json.dumps(line) + "\n" for line in lines))
+    made = real.baseline("all-weights", {0: Run(tmp_path)}, "trial", record.about() | {"date": "2026-01-01"})
+    assert ", all weights, " in made["method"] and "no questions" in made["data"]
+    assert made["recorded"]["said"] == {"untrained": ["long text"], "trained": ["name", "name", "other"]}
+    assert made["recorded"]["commonest"] == {"0": {"completion": "name", "count": 2, "of": 3}}
+
+
 def test_a_real_run_is_documented_by_its_finished_seeds(tmp_path, monkeypatch, capsys):
     recipe = dataclasses.asdict(make_recipe("smollm2", max_steps=2))
     for seed in (0, 1):
@@ -128,6 +144,9 @@ def test_a_real_run_is_documented_by_its_finished_seeds(tmp_path, monkeypatch, c
     (held,) = made.curves_by_seed("eval_accuracy")
     assert held.x.tolist() == [0, 2] and held.y.tolist() == [0, 0.5]
     assert made.recorded["said"] == {"untrained": ["before"] * 2, "trained": ["after"] * 2}
+    assert made.recorded["commonest"] == {
+        "0": {"completion": "a", "count": 1, "of": 1}
+    }  # of the last tenth of the steps
     ((_, arm, seeds, steps, _, _, right),) = [
         row for row in evidence.arms() if row[:3] == [made.task, "stock TRL, masked, rate 0.0001", "1"]
     ]
