@@ -285,7 +285,7 @@ def page() -> list[str]:
         "",
         "## Trainings of SmolLM2",
         "",
-        f"README's figure shows the {SHOWN}.",
+        "README's figure shows the sums.",
         "",
         *(csv_next_to_page("smollm2.csv") if list(arms()) else none),
         "",
