@@ -170,6 +170,19 @@ def test_a_collapse_by_exploding_entropy_explains_dead_steps():
     assert found["zero-gradient"].follows_from == "collapse"
 
 
+def test_one_text_that_comes_to_answer_all_prompts_is_named():
+    fewer = rows(text=lambda s, g, r: "Emily" if s > 40 and r else f"text {s} {g} {r}")  # three of four rows
+    assert collapse(log(reward=rising, completions=fewer, facts=SIZE)).verdict == "not found"
+    texts = rows(text=lambda s, g, r: "Emily" if s > 40 and (g or r) else f"text {s} {g} {r}")
+    found = collapse(log(reward=rising, completions=texts, facts=SIZE))
+    assert (found.severity, found.cause) == ("warning", "one-text")
+    assert "One text is 94% of the completions" in found.says and "whatever of 24 prompts: 'Emily'" in found.says
+    always = rows(text=lambda s, g, r: "yes" if g or r else "no")
+    assert collapse(log(reward=rising, completions=always, facts=SIZE)).verdict == "not found"
+    one_prompt = pd.DataFrame(texts).assign(prompt="the only one")
+    assert collapse(log(reward=rising, completions=one_prompt, facts=SIZE)).verdict == "not found"
+
+
 def test_ends_of_other_steps_or_without_a_reason_prove_nothing():
     ends = rows(finish_reason=lambda s, g, r: "length" if r < 2 else "stop")  # of a context shorter than the limit
     cut = {"clipped_ratio": 0.5, "mean_length": 20.0, "max_length": 60.0, "completions": ends}

@@ -22,6 +22,12 @@ from .trends import (
 
 _SURE = 40  # steps from which a flat reward says something
 _ABSURD = 1e4  # of a gradient norm
+_NEARLY_ALL, _SELDOM, _PROMPTS = (
+    0.8,
+    0.25,
+    10,
+)  # of one text: its share at the end and at first, and over how many prompts
+_SHOWN = 60  # letters of a text in a sentence
 _RELATIVE = "Log the reward before the trainer centres it within its batch, or evaluate checkpoints."
 
 
@@ -157,11 +163,13 @@ def _is_constant(reward: np.ndarray) -> bool:
 
 @rule(explains=("zero-gradient (equal-rewards)", "wasted-groups", "length-runaway", "true-clipping", "no-learning"))
 def collapse(log: Log) -> Finding:
-    """Whether the reward fell, over the run or from its peak, or the entropy vanished while the task is not solved.
+    """Whether the reward fell, over the run or from its peak, one text answers all prompts, or the entropy vanished.
 
-    How: a 99% interval of the change of the reward; completions that shrink below a twentieth of their length; an entropy
-    below 5% of its start, or above three times its start and at least 1 nat above it.
-    Wrong where: the data become harder on purpose, as in a curriculum.
+    How: a 99% interval of the change of the reward; a text that is four of five completions in the last tenth of the steps,
+    over ten prompts or more, and at most one of four in the first tenth; completions that shrink below a twentieth of their
+    length; an entropy below 5% of its start while the task is not solved, or above three times its start and at least 1 nat
+    above it.
+    Wrong where: the data become harder on purpose, as in a curriculum; most prompts have the same right answer.
     """
     reward = reward_of(log)
     fall = None if ends_at_the_top(log) else _fall(reward)
@@ -172,6 +180,18 @@ def collapse(log: Log) -> Finding:
         advice = "Look at the other findings first; else lower the learning rate, or add a KL penalty (beta)."
         evidence = {"change of the reward": fell.estimate, "99% interval": [fell.low, fell.high]}
         return found(WARNING if slight else PROBLEM, says, advice, cause="reward", evidence=evidence)
+    if (one := _one_text(log)) is not None:
+        text, share, prompts, at_first = one
+        shown = text if len(text) <= _SHOWN else f"{text[:_SHOWN]}..."
+        return found(
+            WARNING,
+            f"One text is {share:.0%} of the completions in the last tenth of the steps, whatever of {prompts} prompts: "
+            f"{shown!r}. In the first tenth it was {at_first:.0%}.",
+            "Read completions. If the right answer depends on the prompt, the reward pays for something else: change it, "
+            "or stop earlier.",
+            cause="one-text",
+            evidence={"share of one text, first tenth": at_first, "share of one text, last tenth": share},
+        )
     if reward is None:
         return unknown("Log the reward.")
     entropy, norm, length = log.metric("entropy"), log.logged("grad_norm"), log.metric("mean_length")
@@ -200,6 +220,21 @@ def collapse(log: Log) -> Finding:
         says = f"Entropy {first:.3g} to {last:.3g}; the reward did not fall, or ends at its highest."
         return absent(says, **evidence)
     return found(PROBLEM, says, advice, cause=cause, evidence=evidence)
+
+
+def _one_text(log: Log) -> tuple[str, float, int, float] | None:
+    """The text that came to answer nearly all prompts, its share, how many prompts, and its share at first; else None."""
+    table = log.completions
+    if table is None:
+        return None
+    steps = np.unique(table["step"])
+    tenth = max(1, len(steps) // 10)
+    first, last = (table[table["step"].isin(part)] for part in (steps[:tenth], steps[-tenth:]))
+    text = last["completion"].value_counts().index[0]
+    share, at_first = (float((part["completion"] == text).mean()) for part in (last, first))
+    prompts = last["prompt"].nunique()
+    came = share >= _NEARLY_ALL and at_first <= _SELDOM and prompts >= _PROMPTS and len(steps) >= LEAST
+    return (text, share, prompts, at_first) if came and text.strip() else None
 
 
 def _ends_low(log: Log, reward: np.ndarray) -> bool:
