@@ -22,11 +22,9 @@ from .trends import (
 
 _SURE = 40  # steps from which a flat reward says something
 _ABSURD = 1e4  # of a gradient norm
-_NEARLY_ALL, _SELDOM, _PROMPTS = (
-    0.8,
-    0.25,
-    10,
-)  # of one text: its share at the end and at first, and over how many prompts
+# A text came to answer all prompts if it is at least this share of the last completions, at most this share of the first,
+# and the last ones have at least this many prompts.
+_NEARLY_ALL, _SELDOM, _PROMPTS = 0.8, 0.25, 10
 _SHOWN = 60  # letters of a text in a sentence
 _RELATIVE = "Log the reward before the trainer centres it within its batch, or evaluate checkpoints."
 
@@ -163,7 +161,7 @@ def _is_constant(reward: np.ndarray) -> bool:
 
 @rule(explains=("zero-gradient (equal-rewards)", "wasted-groups", "length-runaway", "true-clipping", "no-learning"))
 def collapse(log: Log) -> Finding:
-    """Whether the reward fell, over the run or from its peak, one text answers all prompts, or the entropy vanished.
+    """Find a reward that fell (over the run or from its peak), one text for all prompts, or an entropy that vanished.
 
     How: a 99% interval of the change of the reward; a text that is four of five completions in the last tenth of the steps,
     over ten prompts or more, and at most one of four in the first tenth; completions that shrink below a twentieth of their

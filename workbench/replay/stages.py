@@ -52,7 +52,8 @@ TOLERANCES = {
     "float16": Tolerance(mean=0.01, largest=0.3, cosine=0.99, norm=0.05, value=0.005),
 }
 SAME = 1e-5  # below this numbers are the same in fp32
-_BLIND = 0.1  # of the largest advantage, or of 1: rounding that may be larger hides what the check looks for
+# Where rounding may be larger than this share of the largest advantage (or of 1, if that is larger), a fault cannot be told.
+_BLIND = 0.1
 _ZERO_STD = 1e-8  # up to which TRL counts a standard deviation as 0
 # Settings that a trainer copies from its args, and the stage that each decides.
 SETTING_STAGES = {
@@ -272,7 +273,8 @@ def check_advantages(step: Step, kl: np.ndarray | None = None) -> Stage:
     expected, roundings, first = [], [], 0
     for table, own in zip(step.rewards, step.advantages, strict=True):
         kept = slice(step.rank * len(own), (step.rank + 1) * len(own))
-        of_table = None if kl is None else kl[first : first + len(table)]  # of one process, so of all rows
+        # The KL is known in trainings of one process alone, so it has a number for each row of each table.
+        of_table = None if kl is None else kl[first : first + len(table)]
         first += len(table)
         expected.append(_advantages(step, table, of_table)[kept])
         roundings.append(_advantage_rounding(step, table, of_table)[kept])
@@ -319,14 +321,18 @@ def _advantages(step: Step, table: np.ndarray, kl: np.ndarray | None) -> np.ndar
     s, size = step.settings, step.num_generations
     if s.get("multi_objective_aggregation") == "normalize_then_sum":
         return normalized_advantages(table, size, s["reward_weights"])
-    rewards = row_rewards(table, s["reward_weights"])
     if step.kind == "GRPO":
-        return group_advantages(rewards, size, s["scale_rewards"])
+        return group_advantages(row_rewards(table, s["reward_weights"]), size, s["scale_rewards"])
+    return leave_one_out_advantages(_rloo_rewards(step, table, kl), size, s["normalize_advantages"])
+
+
+def _rloo_rewards(step: Step, table: np.ndarray, kl: np.ndarray | None) -> np.ndarray:
+    """Sum the rewards of each row, (N,), clip them, and take the KL penalty off."""
+    s = step.settings
+    rewards = row_rewards(table, s["reward_weights"])
     if s["reward_clip_range"]:
         rewards = np.clip(rewards, *s["reward_clip_range"])
-    if s["beta"]:
-        rewards = rewards - s["beta"] * kl
-    return leave_one_out_advantages(rewards, size, s["normalize_advantages"])
+    return rewards - s["beta"] * kl if s["beta"] else rewards
 
 
 def _advantage_rounding(step: Step, table: np.ndarray, kl: np.ndarray | None) -> np.ndarray:
@@ -336,12 +342,8 @@ def _advantage_rounding(step: Step, table: np.ndarray, kl: np.ndarray | None) ->
         return normalized_rounding(table, s["reward_weights"], size)
     if step.kind == "GRPO":
         return group_rounding(table, s["reward_weights"], size, s["scale_rewards"])
-    rewards = row_rewards(table, s["reward_weights"])
-    if s["reward_clip_range"]:
-        rewards = np.clip(rewards, *s["reward_clip_range"])
-    if s["beta"]:
-        rewards = rewards - s["beta"] * kl
-    return leave_one_out_rounding(rewards, row_rounding(table, s["reward_weights"]), size, s["normalize_advantages"])
+    rewards, off = _rloo_rewards(step, table, kl), row_rounding(table, s["reward_weights"])
+    return leave_one_out_rounding(rewards, off, size, s["normalize_advantages"])
 
 
 def check_correction(step: Step) -> Stage | None:

@@ -146,7 +146,7 @@ class StepCheck(LiveCallback):
         self.guarded(self._check, step, accelerator.process_index, samples)
 
     def _changed(self, step: int) -> dict[str, str]:
-        """What is said of a reference or a teacher whose weights are others than before the first check, by its stage."""
+        """Describe, by its stage, a reference or teacher whose weights have changed since the first check."""
         said = {}
         for name, stage in (("ref_model", "reference"), ("teacher_model", "teacher")):
             model = getattr(self._trainer, name, None)
