@@ -108,7 +108,7 @@ def test_rounding_explains_no_other_advantages():
 
 def logged(rewards, **metrics):
     mean = {"reward": np.float32(np.mean(rewards))}
-    return check_metrics(step_of(rewards, np.zeros(len(rewards)), mean | metrics)).verdict
+    return check_metrics(step_of(rewards, np.zeros(len(rewards)), mean | metrics), []).verdict
 
 
 def test_the_share_of_equal_groups_is_one_that_fp32_can_give():

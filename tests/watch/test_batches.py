@@ -479,5 +479,5 @@ def test_a_coefficient_that_moves_within_an_update_is_named(cls, verdict, tmp_pa
 def test_an_entropy_may_be_rounded_as_the_weights_are(dtype, verdict, tmp_path):
     step = load_step(kept(tmp_path)[0]).step
     entropy = float(torch.tensor(step.metrics["entropy"], dtype=torch.bfloat16))
-    metrics = check_metrics(dataclasses.replace(step, dtype=dtype, metrics={"entropy": entropy}))
+    metrics = check_metrics(dataclasses.replace(step, dtype=dtype, metrics={"entropy": entropy}), [])
     assert metrics is not None and metrics.verdict == verdict, metrics

@@ -631,6 +631,39 @@ def test_a_kl_that_is_logged_with_its_factor_is_named(cls, verdict, tmp_path):
     assert metrics.verdict == verdict and "kl " in metrics.cause, metrics
 
 
+CLIP = ("clip_ratio/low_mean", "clip_ratio/high_mean")
+
+
+class ClipRatiosExchanged(trl.GRPOTrainer):
+    def _compute_loss(self, model, inputs):
+        loss = super()._compute_loss(model, inputs)
+        low, high = (self._metrics["train"][name] for name in CLIP)
+        low[-1], high[-1] = high[-1], low[-1]
+        return loss
+
+
+CLIPS = {
+    "exchanged": {"cls": ClipRatiosExchanged},
+    "a token": {},
+    "a sequence": {"importance_sampling_level": "sequence", "loss_type": "grpo", "epsilon_high": 0.01},
+    "limited": {"loss_type": "cispo", "epsilon_high": 1.05},
+    "RLOO": {"cls": trl.RLOOTrainer, "epsilon_high": 0.28},
+    "masked": {"mask_truncated_completions": True, "beta": 0.1},
+}
+
+
+@pytest.mark.parametrize("name", daily(CLIPS, "exchanged", "a token", "RLOO"))
+def test_clip_ratios_of_a_reused_update_are_compared(name, tmp_path):
+    fields = {"num_iterations": 2, "learning_rate": 1e-2, "max_steps": 2, "disable_tqdm": True}
+    trainer = make(tmp_path, **fields | CLIPS[name])
+    check = StepCheck(trainer, 1, tell=lambda line: None)
+    trainer.train()
+    metrics = check.reports[2]["metrics"]
+    assert "clip_ratio" in metrics.cause, metrics  # tokens beyond the clip on one side at least
+    assert metrics.verdict == ("different" if name == "exchanged" else "same"), metrics
+    assert check.reports[2].first == (metrics if name == "exchanged" else None)
+
+
 @pytest.mark.parametrize("preserved, cls", [(False, trl.GRPOTrainer), (True, trl.GRPOTrainer), (False, LOSING)])
 def test_a_layer_computed_again_has_the_same_dropout(preserved, cls, tmp_path):
     config = LoraConfig(r=4, target_modules="all-linear", task_type="CAUSAL_LM", lora_dropout=0.3)

@@ -28,6 +28,15 @@ class Swapped(trl.GRPOTrainer):
             self.epsilon_low, self.epsilon_high = self.epsilon_high, self.epsilon_low
 
 
+class SwappedRloo(trl.RLOOTrainer):
+    def _compute_loss(self, model, inputs):
+        self.epsilon_low, self.epsilon_high = self.epsilon_high, self.epsilon_low
+        try:
+            return super()._compute_loss(model, inputs)
+        finally:
+            self.epsilon_low, self.epsilon_high = self.epsilon_high, self.epsilon_low
+
+
 class Unclipped(trl.GRPOTrainer):
     def _compute_loss(self, model, inputs):
         self.epsilon_low = self.epsilon_high = 1e9
@@ -150,6 +159,7 @@ FAULTS: dict[str, tuple[type, dict[str, Any], str, str]] = {
         "importance_sampling_level='token'",
     ),
     "SAPO": (SwappedTemperatures, {"loss_type": "sapo"}, "loss", "SAPO's two temperatures"),
+    "RLOO, clip range": (SwappedRloo, {"epsilon_high": 0.4}, "loss", "epsilon and epsilon_high in each other's place"),
     "RLOO, no clip": (UnclippedRloo, {}, "loss", "as without a clip"),
     "cispo": (of_type("cispo"), {}, "loss", "as loss_type='cispo' does"),
     "vespo": (of_type("vespo"), {}, "loss", "as loss_type='vespo' does"),
@@ -208,7 +218,8 @@ def test_trl_answers_as_defined(loss_type, level, more, tmp_path):
 
 OTHERS: list[dict[str, Any]] = [
     {"delta": 1.5}, {"epsilon": 3e-4, "epsilon_high": 4e-4, **GSPO}, {"gradient_accumulation_steps": 2},
-    {"cls": trl.RLOOTrainer, "beta": 0.1, "gradient_accumulation_steps": 2}, {"bf16": True, "beta": 0.1}, MASKED,
+    {"cls": trl.RLOOTrainer, "beta": 0.1, "gradient_accumulation_steps": 2, "epsilon_high": 0.28},
+    {"bf16": True, "beta": 0.1}, MASKED,
 ]  # fmt: skip
 
 

@@ -3,6 +3,7 @@
 import re
 from types import SimpleNamespace
 
+import distillation_cases
 import pytest
 import torch
 import trl
@@ -255,6 +256,48 @@ def test_a_rate_that_is_not_the_schedules_is_named(tmp_path):
     trainer.train()
     update = check.reports[1]["update"]
     assert "the learning rate is 0.0003, the scheduler gives 1e-05" in update.cause, update
+
+
+class ByValue(TrainerCallback):
+    def on_pre_optimizer_step(self, *args, model=None, **_):
+        torch.nn.utils.clip_grad_value_(model.parameters(), 1e-3)
+
+
+class Looks(TrainerCallback):
+    def on_pre_optimizer_step(self, *args, model=None, **_):
+        self.norm = sum(float(parameter.grad.norm()) for parameter in model.parameters())
+
+
+class Shrinks(TrainerCallback):
+    @torch.no_grad()
+    def on_step_end(self, *args, model=None, **_):
+        for parameter in model.parameters():
+            parameter.mul_(0.99)
+
+
+AROUND = {
+    ByValue: "ByValue changes the gradient",
+    Looks: "",
+    Shrinks: "the weights change between the optimizer's step",
+}
+
+
+@pytest.mark.parametrize("kind", AROUND)
+@pytest.mark.parametrize("cls", daily([trl.GRPOTrainer, distillation_cases.DistillationTrainer], trl.GRPOTrainer))
+def test_what_callbacks_do_around_an_update_is_seen(cls, kind, tmp_path, capsys):
+    made = make if cls is trl.GRPOTrainer else distillation_cases.make
+    trainer = made(tmp_path, learning_rate=1e-3, max_steps=2, more={"callbacks": [kind()]})
+    before = check_step(trainer)["update"]
+    assert before.verdict == ("same" if kind is Shrinks else "cannot tell"), before
+    assert (f"{kind.__name__} comes between clipping and optimizer" in before.cause) == (kind is not Shrinks)
+    check = StepCheck(trainer, 1)
+    trainer.train()
+    update, cause = check.reports[1]["update"], AROUND[kind]
+    assert update.verdict == ("different" if cause else "same"), update
+    assert update.cause.startswith(cause) and capsys.readouterr().err.count(cause or "step-check") == bool(cause)
+    assert set(vars(trainer.callback_handler)) & {"on_optimizer_step", "on_pre_optimizer_step"}
+    check.detach()
+    assert not set(vars(trainer.callback_handler)) & {"on_optimizer_step", "on_pre_optimizer_step"}
 
 
 class ScheduledTwice(trl.GRPOTrainer):

@@ -226,7 +226,7 @@ def _loss(rows: list[LossRow], settings: Mapping[str, Any], accumulation: int, i
     """The loss of one micro-batch."""
     kind = settings["loss_type"]
     if kind == "rloo":
-        return rloo_loss(rows, settings["epsilon"], accumulation)
+        return rloo_loss(rows, settings["epsilon"], accumulation, settings["epsilon_high"])
     if kind == "reinforce":
         return reinforce_loss(rows, average=float(accumulation))
     if kind == "dppo":

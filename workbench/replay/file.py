@@ -172,7 +172,7 @@ def replay(saved: SavedStep) -> StepReport:
     step = saved.step
     losses = losses_of(step)
     stages = [*stages_of_rows(step, saved.decode), check_batches(step)]
-    stages += [*stages_of_loss(step, losses), check_metrics(step)]
+    stages += [*stages_of_loss(step, losses), check_metrics(step, losses)]
     return StepReport(with_deviations(step, stages), checked_rows(step, losses, saved.decode), step.kind)
 
 

@@ -323,24 +323,61 @@ def logged_kl(rows: Sequence[LossRow], settings: LossSettings) -> float:
     return total
 
 
-def rloo_loss(rows: Sequence[LossRow], epsilon: float = 0.2, accumulation: int = 1) -> Loss:
+def logged_clip_ratios(
+    rows: Sequence[LossRow], ratios: Sequence[Row], low: float, high: float, off: Sequence[float] | float = 0.0
+) -> dict[str, float]:
+    """What TRL logs of a micro-batch as `clip_ratio/*`: the share of its tokens, or of its rows' one ratio, beyond the clip.
+
+    Args:
+        ratios: of each row, (T,) or (1,).
+        low, high: the limits of the ratio, as 0.8 and 1.2.
+        off: of each row, the share of its ratio by which it counts as beyond a limit already; below 0 the other way round.
+
+    Returns:
+        `low_mean`, `high_mean`, `region_mean`, and over the rows `low_min` and `high_max`; NaN where no token counts.
+
+    Example:
+        >>> row = LossRow(np.zeros(2), -1.0, np.ones(2))
+        >>> logged_clip_ratios([row], [np.array([0.5, 1.5])], 0.8, 1.2)["low_mean"]
+        0.5
+    """
+    sums, counts = [], []
+    is_by_row = all(len(ratio) == 1 and np.ndim(row.advantage) == 0 for row, ratio in zip(rows, ratios, strict=True))
+    for row, ratio, by in zip(rows, ratios, np.broadcast_to(off, len(rows)), strict=True):
+        a = np.asarray(row.advantage)
+        below, above = (ratio * (1 - by) < low) & (a < 0), (ratio * (1 + by) > high) & (a > 0)
+        counted = np.ones(1) if is_by_row else row.mask
+        sums.append([float((part * counted).sum()) for part in (below, above)])
+        counts.append(float(counted.sum()))
+    of_rows = np.array(sums)[np.array(counts) > 0] / np.array(counts)[np.array(counts) > 0, None]
+    if not len(of_rows):
+        return dict.fromkeys(("low_mean", "high_mean", "region_mean", "low_min", "high_max"), float("nan"))
+    lows, highs = np.sum(sums, axis=0) / sum(counts)
+    means = {"low_mean": float(lows), "high_mean": float(highs), "region_mean": float(lows + highs)}
+    return means | {"low_min": float(of_rows[:, 0].min()), "high_max": float(of_rows[:, 1].max())}
+
+
+def rloo_loss(
+    rows: Sequence[LossRow], epsilon: float = 0.2, accumulation: int = 1, epsilon_high: float | None = None
+) -> Loss:
     """RLOO's loss of one micro-batch: PPO's clipped objective with one ratio for each completion, which is the product of its
     tokens'. The KL penalty is in the reward.
 
-    Args, Returns: as in `grpo_loss`.
+    Args, Returns: as in `grpo_loss`; `epsilon_high` is the width of the clip above 1, `epsilon` by default.
 
     Example:
         >>> rloo_loss([LossRow(np.log([0.5, 0.25]), 2.0, np.ones(2))]).slopes[0]
         array([-2., -2.])
     """
     value, flat, slopes, ratios = 0.0, 0.0, [], []
+    high = epsilon if epsilon_high is None else epsilon_high
     for row in rows:
         if row.old_sum is None:
             old = row.logps if row.old_logps is None else row.old_logps
             ratio = np.exp(((row.logps - old) * row.mask).sum(keepdims=True))
         else:
             ratio = np.exp((row.logps * row.mask).sum(keepdims=True) - row.old_sum)
-        loss, slope = clipped(ratio, row.advantage, epsilon, epsilon)
+        loss, slope = clipped(ratio, row.advantage, epsilon, high)
         value += float(loss[0]) / len(rows) / accumulation
         slopes.append(slope * row.mask / len(rows) / accumulation)
         flat = max(flat, float(np.maximum(np.abs(loss) - np.abs(slope), 0.0).sum()) / len(rows) / accumulation)

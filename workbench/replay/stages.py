@@ -15,6 +15,7 @@ from .grpo_math import (
     group_advantages,
     grpo_loss,
     leave_one_out_advantages,
+    logged_clip_ratios,
     logged_kl,
     loss_mask,
     normalized_advantages,
@@ -51,6 +52,7 @@ TOLERANCES = {
     "bfloat16": Tolerance(mean=0.05, largest=1.0, cosine=0.95, norm=0.1, value=0.02),
     "float16": Tolerance(mean=0.01, largest=0.3, cosine=0.99, norm=0.05, value=0.005),
 }
+_LOST = 1e-6  # of the size of a sum in fp32
 SAME = 1e-5  # below this numbers are the same in fp32
 # Where rounding may be larger than this share of the largest advantage (or of 1, if that is larger), a fault cannot be told.
 _BLIND = 0.1
@@ -370,7 +372,8 @@ def losses_of(step: Step) -> list[Loss | None]:
         if any(row.logps is None for row in micro.rows):
             found.append(None)
         elif step.kind == "RLOO":
-            found.append(rloo_loss(micro.rows, step.settings["epsilon"]))
+            settings = step.loss_settings()
+            found.append(rloo_loss(micro.rows, settings.epsilon, epsilon_high=settings.epsilon_high))
         else:
             items = counted[number // window] if counted else micro.items
             settings = step.loss_settings()
@@ -447,10 +450,22 @@ def check_loss(step: Step, losses: Sequence[Loss | None]) -> Stage:
     return dataclasses.replace(stage, cause=f"{stage.cause}, {said}" if stage.cause else said)
 
 
-def check_metrics(step: Step) -> Stage | None:
-    """Say whether what is logged of rewards and ends is so; None where nothing is, or other processes have a part in it."""
-    if step.processes > 1 or len(step.rewards) != 1 or not step.metrics:
+def check_metrics(step: Step, losses: Sequence[Loss | None]) -> Stage | None:
+    """Say whether what is logged of rewards, ends and loss is so; None where nothing is, or other processes have a part in it.
+
+    `losses` are as `losses_of` gives them.
+    """
+    if step.processes > 1 or not step.metrics:
         return None
+    expected, roundings = _logged_of_generation(step) if len(step.rewards) == 1 else ({}, {})
+    by_loss = _logged_of_loss(step, losses[-1] if losses else None)
+    # TRL 1.12 takes the mean of entropies in the dtype of the weights, which rounds it.
+    limits = {"entropy": tolerance_of(step).value}
+    return of_logged(step.metrics, expected | by_loss, limits, roundings) if expected or by_loss else None
+
+
+def _logged_of_generation(step: Step) -> tuple[dict[str, float], dict[str, float]]:
+    """What a generation logs, and what else each number may be off by."""
     rewards = row_rewards(step.rewards[0], step.settings["reward_weights"])
     off = row_rounding(step.rewards[0], step.settings["reward_weights"])
     expected = {"reward": float(np.nanmean(rewards))}
@@ -476,14 +491,42 @@ def check_metrics(step: Step) -> Stage | None:
             expected["frac_reward_zero_std"] = float(np.clip(step.metrics.get("frac_reward_zero_std", low), low, high))
     if all(row.ended is not None for row in step.rows):
         expected["completions/clipped_ratio"] = float(np.mean([not row.ended for row in step.rows]))
-    last = step.micro_batches[-1].rows if step.micro_batches else []  # each micro-batch logs its own entropy
+    return expected, roundings
+
+
+def _logged_of_loss(step: Step, loss: Loss | None) -> dict[str, float]:
+    """What the last micro-batch logs; each has its own numbers."""
+    expected = {}
+    last = step.micro_batches[-1].rows if step.micro_batches else []
     tokens = sum(float(row.mask.sum()) for row in last)
     if tokens and all(row.entropies is not None for row in last):
         expected["entropy"] = sum(float((row.entropies * row.mask).sum()) for row in last) / tokens
     if tokens and step.kind == "GRPO" and all(row.ref_logps is not None and row.logps is not None for row in last):
         expected["kl"] = logged_kl(last, step.loss_settings()) / tokens
-    # TRL 1.12 takes the mean of entropies in the dtype of the weights, which rounds it.
-    return of_logged(step.metrics, expected, {"entropy": tolerance_of(step).value}, roundings)
+    return expected | _clipped_of_loss(step, last, loss)
+
+
+def _clipped_of_loss(step: Step, rows: Sequence[LossRow], loss: Loss | None) -> dict[str, float]:
+    """The clip ratios of a micro-batch: as they were logged where rounding may decide which ratios are beyond a limit."""
+    s = step.loss_settings()
+    high = s.epsilon if s.epsilon_high is None else s.epsilon_high
+    if step.kind == "RLOO" or s.loss_type in ("grpo", "bnpo", "dr_grpo", "dapo", "luspo"):
+        limits, names = (1 - s.epsilon, 1 + high), {}
+    elif s.loss_type == "cispo":
+        limits, names = (-math.inf, high), {"high_mean": "cispo_clip_ratio"}
+    else:
+        return {}
+    if loss is None or all(len(row.mask) < 2 for row in rows):
+        return {}
+    # A sum of many log-probs has fewer digits.
+    off = tolerance_of(step).value + np.array([_LOST * np.abs(row.logps * row.mask).sum() for row in rows])
+    least, most = (logged_clip_ratios(rows, loss.ratios, *limits, sign * off) for sign in (-1, 1))
+    expected = {}
+    for part in least:
+        name = names.get(part, f"clip_ratio/{part}")
+        if name in step.metrics and math.isfinite(step.metrics[name]):
+            expected[name] = float(np.clip(step.metrics[name], least[part], most[part]))
+    return expected
 
 
 def _share_without_std(groups: np.ndarray, off: np.ndarray) -> tuple[float, float]:
@@ -513,7 +556,8 @@ def of_logged(
     allowed = {n: limits.get(n, 1e-4) * max(1, abs(value)) + roundings.get(n, 0.0) for n, value in logged.items()}
     wrong = {name: value for name, value in logged.items() if abs(value - expected[name]) > allowed[name]}
     if not wrong:
-        return Stage("metrics", "same", ", ".join(f"{name} {value:.3g}" for name, value in logged.items()))
+        said = {name: value for name, value in logged.items() if not name.startswith("clip_ratio/") or value}
+        return Stage("metrics", "same", ", ".join(f"{name} {value:.3g}" for name, value in said.items()))
     said = "; ".join(f"{name} is logged as {value:.3g}, but is {expected[name]:.3g}" for name, value in wrong.items())
     return Stage("metrics", "different", said, max(abs(value - expected[name]) for name, value in wrong.items()))
 

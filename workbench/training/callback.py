@@ -62,6 +62,14 @@ def attach_first(trainer: Any, callback: TrainerCallback) -> None:
     trainer.callback_handler.callbacks.insert(0, callback)
 
 
+def others_with(trainer: Any, method: str) -> list[str]:
+    """The classes of a trainer's callbacks with a method of their own, without those of transformers, TRL and the workbench."""
+    own = ("transformers.", "trl.", "workbench.")
+    kinds = [type(each) for each in trainer.callback_handler.callbacks]
+    changed = [kind for kind in kinds if getattr(kind, method, None) is not getattr(TrainerCallback, method)]
+    return [kind.__name__ for kind in changed if not kind.__module__.startswith(own)]
+
+
 def add_to_log(numbers: MutableMapping[str, float], logs: MutableMapping, state: Any) -> None:
     """Put numbers into the line that the trainer is about to log, and into its history."""
     logs.update(numbers)

@@ -81,17 +81,17 @@ def host_copy(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.detach().clone()
 
 
-def sums_of(model: torch.nn.Module) -> list[float]:
-    """The sum of each parameter: others where the weights are others.
+def sums_of(tensors: Iterable[torch.Tensor]) -> list[float]:
+    """The sum of each tensor, such as a weight: another where the tensor is another.
 
     Example:
-        >>> sums_of(torch.nn.LayerNorm(3))
+        >>> sums_of(torch.nn.LayerNorm(3).parameters())
         [3.0, 0.0]
     """
     sums = []
-    for parameter in model.parameters():
-        exact = torch.float32 if parameter.device.type == "mps" else torch.float64  # which Apple's GPUs lack
-        values = parameter.detach()
+    for tensor in tensors:
+        exact = torch.float32 if tensor.device.type == "mps" else torch.float64  # which Apple's GPUs lack
+        values = tensor.detach()
         if values.is_floating_point() and values.element_size() == 1:
             values = values.float()  # torch has no sum of float8
         sums.append(float(values.sum(dtype=exact)))

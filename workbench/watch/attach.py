@@ -23,14 +23,14 @@ from ..logs.rows import steps_of
 from ..logs.settings import facts_of
 from ..replay.report import StepReport, stage_names
 from ..runs.files import WATCHED
-from ..training.callback import LiveCallback, attach_first, say
+from ..training.callback import LiveCallback, attach_first, others_with, say
 from ..training.engine import hook
 from ..training.record_async import RowsTap
 from ..training.record_step import copied, samples_of_next_step
 from ..training.recording import StepRecorder, Steps, check_kept, check_record_dir, check_steps, is_due
 from ..training.snapshot import sums_of
 from ..training.step_numbers import kind_of
-from .check_step import check_new_step, check_reused_step, check_step
+from .check_step import check_any_step, check_new_step, check_reused_step
 from .recorder import Watch
 from .sampler_probe import attach_sampler_probe
 from .update_share import UpdateShare
@@ -113,7 +113,12 @@ class StepCheck(LiveCallback):
                 )
             self._tap = RowsTap(trainer, self.guarded)
             self._hooks.append(self._tap.off)
+        self._moved: tuple[int, list[float]] | None = None  # a checked update, and the sums of the weights that it made
         self._hooks.append(hook(trainer, "get_batch_samples", self._around_batches))
+        if not (trainer.is_deepspeed_enabled or trainer.is_fsdp_enabled):  # which hold the weights in parts
+            handler = trainer.callback_handler
+            self._hooks.append(hook(handler, "on_pre_optimizer_step", self._around_gradients))
+            self._hooks.append(hook(handler, "on_optimizer_step", self._around_weights))
         if hasattr(trainer, "num_iterations"):
             self._hooks.append(hook(trainer, "_generate_and_score_completions", self._around_generation))
         trainer.add_callback(self)
@@ -134,8 +139,45 @@ class StepCheck(LiveCallback):
             self._generated = self.guarded(copied, result)
         return result
 
+    def _around_gradients(self, original: Callable, *args: Any, **kwargs: Any):
+        """Compare the gradient that the optimizer gets with the clipped one."""
+        step = self._trainer.state.global_step + 1
+        before = self.guarded(self._sums, "grad") if step in self.reports else None
+        result = original(*args, **kwargs)
+        if before is not None and self.guarded(self._sums, "grad") not in (before, None):
+            names = ", ".join(others_with(self._trainer, "on_pre_optimizer_step")) or "a callback"
+            self._amend(step, f"{names} changes the gradient after it is clipped, before the optimizer takes it")
+        return result
+
+    def _around_weights(self, original: Callable, *args: Any, **kwargs: Any):
+        step = self._trainer.state.global_step + 1
+        sums = self.guarded(self._sums, "data") if step in self.reports else None
+        self._moved = None if sums is None else (step, sums)
+        return original(*args, **kwargs)
+
+    def _sums(self, name: str) -> list[float]:
+        """Of the gradients (`grad`) or weights (`data`) that train."""
+        tensors = [getattr(p, name) for p in self._trainer.model.parameters() if p.requires_grad]
+        return sums_of(tensor for tensor in tensors if tensor is not None)
+
+    def _amend(self, step: int, cause: str) -> None:
+        """Say of an update that was checked what its optimizer's step, or a callback after it, made of it."""
+        report = self.reports[step]
+        stages = [
+            replace(stage, verdict="different", cause=f"{cause}; {stage.cause}") if stage.name == "update" else stage
+            for stage in report.stages
+        ]
+        self.reports[step] = replace(report, stages=stages).with_meant(self._meant)
+        self._say(step)
+
     def on_step_begin(self, args: Any, state: Any, control: Any, **_: Any):
         step, accelerator = state.global_step + 1, self._trainer.accelerator
+        if self._moved is not None and self.guarded(self._sums, "data") not in (self._moved[1], None):
+            self._amend(
+                self._moved[0],
+                "the weights change between the optimizer's step and the next update: a callback moves them",
+            )
+        self._moved = None
         samples = samples_of_next_step(self._trainer)
         if samples != "reused":
             self._sampled = step, None
@@ -143,7 +185,7 @@ class StepCheck(LiveCallback):
             return
         if accelerator.num_processes > 1:  # they sample and score together, or none does
             self.on = all(gather_object([self.on]))
-        self.guarded(self._check, step, accelerator.process_index, samples)
+        self.guarded(self._check, step, samples)
 
     def _changed(self, step: int) -> dict[str, str]:
         """Describe, by its stage, a reference or teacher whose weights have changed since the first check."""
@@ -152,20 +194,20 @@ class StepCheck(LiveCallback):
             model = getattr(self._trainer, name, None)
             if not isinstance(model, torch.nn.Module) or model is self._trainer.model:
                 continue
-            sums = sums_of(model)
+            sums = sums_of(model.parameters())
             first, before = self._frozen.setdefault(name, (step, sums))
             if sums != before and not getattr(self._trainer.args, "sync_ref_model", False):
                 said[stage] = f"the {stage} has other weights than before step {first}: a callback or method moves them"
         return said
 
-    def _check(self, step: int, process: int, samples: str) -> None:
+    def _check(self, step: int, samples: str) -> None:
         self._changed(step)  # notes the weights at first
         if samples == "reused":
             report = check_reused_step(self._trainer, self._batch, *self._sampled, self._meant, self._generated)
         elif samples == "new":
             report = check_new_step(self._trainer, self._batch, step, self._meant, self._drawn)
         else:
-            report = check_step(self._trainer, batch=self._batch, meant=self._meant)
+            report = check_any_step(self._trainer, self._batch).with_meant(self._meant)
         if changed := self._changed(step):
             stages = [
                 replace(stage, verdict="cannot tell", cause=f"{changed[stage.name]}; {stage.cause}")
@@ -177,9 +219,15 @@ class StepCheck(LiveCallback):
         if samples == "new":
             self._sampled = step, report
         self.reports[step] = report
+        self._say(step)
+
+    def _say(self, step: int) -> None:
+        """Tell the first difference of an update, each stage once."""
+        report = self.reports[step]
         if report.first is not None and report.first.name not in self._told:
             self._told.add(report.first.name)
-            where = f"step {step}" + f", process {process}" * (self._trainer.accelerator.num_processes > 1)
+            accelerator = self._trainer.accelerator
+            where = f"step {step}" + f", process {accelerator.process_index}" * (accelerator.num_processes > 1)
             advice = f"look at `reports[{step}]` of what `attach_watch` returned. More: docs/how-to/check_a_step.md"
             if report.advice:
                 advice += f". And: {report.advice}"

@@ -5,6 +5,7 @@ from dataclasses import replace
 from typing import Any
 
 from ..replay.report import StepReport, stage_names
+from ..training.callback import others_with
 from ..training.record_async import record_async_step
 from ..training.record_distillation import record_distillation_step
 from ..training.record_step import record_step
@@ -60,18 +61,39 @@ def check_step(trainer: Any, batch: list[dict] | None = None, meant: Sequence[st
             is no stage's.
         Exception: any error of the step itself, for example in a reward function; the trainer is then unchanged, too.
     """
-    kind, names = kind_of(trainer), stage_names("meant", meant)
+    names = stage_names("meant", meant)
+    return _without_callbacks(trainer, check_any_step(trainer, batch)).with_meant(names)
+
+
+def check_any_step(trainer: Any, batch: list[dict] | None = None) -> StepReport:
+    """As `check_step`, of a trainer whose callbacks the watch sees."""
+    kind = kind_of(trainer)
     if kind == "AsyncGRPO":
         update = record_async_step(trainer, batch)
         with modules_restored(trainer):
-            return AsyncJudge(trainer, update).report().with_meant(names)
+            return AsyncJudge(trainer, update).report()
     if kind == "Distillation":
         distilled = record_distillation_step(trainer, batch)
         with modules_restored(trainer):
-            return DistillationJudge(trainer, distilled).report().with_meant(names)
+            return DistillationJudge(trainer, distilled).report()
     record = record_step(trainer, batch)
     with modules_restored(trainer):  # the models score each row once more
-        return Judge(trainer, step_of(trainer, kind, record), record).report().with_meant(names)
+        return Judge(trainer, step_of(trainer, kind, record), record).report()
+
+
+def _without_callbacks(trainer: Any, report: StepReport) -> StepReport:
+    """The report, whose update cannot be told where a callback comes between clipping and optimizer: none is called here."""
+    names = ", ".join(others_with(trainer, "on_pre_optimizer_step"))
+    if not names:
+        return report
+    said = f"{names} comes between clipping and optimizer and is not called here: attach_watch(trainer, check_every=1) sees it"
+    stages = [
+        replace(s, verdict="cannot tell", cause=f"{said}; {s.cause}")
+        if s.name == "update" and s.verdict == "same"
+        else s
+        for s in report.stages
+    ]
+    return replace(report, stages=stages)
 
 
 def check_new_step(
@@ -86,7 +108,7 @@ def check_new_step(
     """
     kind, names = kind_of(trainer), stage_names("meant", meant)
     if kind not in ("GRPO", "RLOO"):
-        return check_step(trainer, batch, meant)
+        return check_any_step(trainer, batch).with_meant(names)
     # The last update of an epoch can have fewer micro-batches.
     steps, reuse = trainer.current_gradient_accumulation_steps, trainer._buffered_inputs is not None
     record = record_step(trainer, batch, reuse, steps=steps)

@@ -103,7 +103,7 @@ class Judge:
         of_rows = stages_of_rows(step, self.tokenizer.decode, self._reference_kl())
         stages = [self._seeded(self.sampling()), *map(self._with_dropout_in_kl, of_rows)]
         stages += [check_batches(step), self.logprobs(), self.reference(), self.mismatch()]
-        stages += [*self._of_update(), check_metrics(step)]
+        stages += [*self._of_update(), check_metrics(step, self.losses)]
         return self._report(stages)
 
     def _seeded(self, sampling: Stage) -> Stage:
@@ -131,7 +131,8 @@ class Judge:
                 for stage in earlier.stages
                 if stage.name in (*_OF_GENERATION, *_OF_SOME_GENERATIONS)
             ]
-        return self._report([*of_generation, batches, self.logprobs(), *self._of_update()])
+        metrics = check_metrics(self.step, self.losses)
+        return self._report([*of_generation, batches, self.logprobs(), *self._of_update(), metrics])
 
     def _of_update(self) -> list[Stage | None]:
         ratios, correction, loss = stages_of_loss(self.step, self.losses)

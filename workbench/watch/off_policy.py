@@ -168,7 +168,7 @@ def limits_of(step: Step) -> list[float]:
     high = s.epsilon if s.epsilon_high is None else s.epsilon_high
     limits = []
     if step.kind == "RLOO":
-        limits = [1 - s.epsilon, 1 + s.epsilon]
+        limits = [1 - s.epsilon, 1 + high]
     elif s.loss_type == "cispo":
         limits = [high]
     elif s.loss_type in _CLIPPED:
@@ -318,7 +318,8 @@ def _other_definitions(step: Step) -> Iterator[tuple[str, bool, Definition]]:
     high = s.epsilon if s.epsilon_high is None else s.epsilon_high
     yield "as if every ratio were 1: it ignores the old log-probs", True, _with_rows(_without_old)
     if step.kind == "RLOO":
-        yield "as without a clip", False, _with_settings(epsilon=math.inf)
+        yield "as without a clip", False, _with_settings(epsilon=math.inf, epsilon_high=math.inf)
+        yield from _of_the_other_side(s.epsilon, high)
         yield "as with the larger of the plain and the clipped loss for the smaller", False, _larger_for_smaller
         return
     other = "token" if s.importance_sampling_level == "sequence" else "sequence"
@@ -327,10 +328,7 @@ def _other_definitions(step: Step) -> Iterator[tuple[str, bool, Definition]]:
         yield "as with the sum of a sequence's log-ratios for their mean", True, _sum_for_mean
     if s.loss_type in (*_CLIPPED, "cispo"):
         yield "as without a clip", False, _with_settings(epsilon=math.inf, epsilon_high=math.inf, delta=None)
-        swapped = {"epsilon": high, "epsilon_high": s.epsilon}
-        yield "as with epsilon and epsilon_high in each other's place", False, _with_settings(**swapped)
-        yield "as with epsilon for epsilon_high", False, _with_settings(epsilon_high=s.epsilon)
-        yield "as with epsilon_high for epsilon", False, _with_settings(epsilon=high)
+        yield from _of_the_other_side(s.epsilon, high)
         yield "as with the larger of the plain and the clipped loss for the smaller", False, _larger_for_smaller
     if s.delta is not None:
         yield "as without delta", False, _with_settings(delta=None)
@@ -358,6 +356,16 @@ def _other_definitions(step: Step) -> Iterator[tuple[str, bool, Definition]]:
     for loss_type in _LOSS_TYPES:
         if loss_type != s.loss_type:
             yield f"as loss_type={loss_type!r} does", False, _with_settings(loss_type=loss_type)
+
+
+def _of_the_other_side(low: float, high: float) -> Iterator[tuple[str, bool, Definition]]:
+    """Definitions that take one width of the clip for the other."""
+    if low == high:
+        return
+    swapped = {"epsilon": high, "epsilon_high": low}
+    yield "as with epsilon and epsilon_high in each other's place", False, _with_settings(**swapped)
+    yield "as with epsilon for epsilon_high", False, _with_settings(epsilon_high=low)
+    yield "as with epsilon_high for epsilon", False, _with_settings(epsilon=high, epsilon_high=high)
 
 
 def _without_old(row: LossRow) -> LossRow:
