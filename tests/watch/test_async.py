@@ -126,6 +126,14 @@ class OtherMetric(AsyncGRPOTrainer):
         return loss
 
 
+class ClipRatiosExchanged(AsyncGRPOTrainer):
+    def compute_loss(self, *args, **kwargs):
+        loss = super().compute_loss(*args, **kwargs)
+        low, high = (self._metrics["train"][f"clip_ratio/{part}_mean"] for part in ("low", "high"))
+        low[-1], high[-1] = high[-1], low[-1]
+        return loss
+
+
 def changed(name, change):
     """A fault in how TRL packs a row: `change` of one of its tensors."""
 
@@ -176,6 +184,7 @@ FAULTS = {
     "sampled colder": (None, {}, {"temperature": 0.4, "generations": 8}, "sampling", "likelier"),
     "lost gradient": (None, {"cls": losing_a_gradient(AsyncGRPOTrainer)}, {}, "gradient", "layers.0."),
     "metric": (None, {"cls": OtherMetric}, {}, "metrics", "ratio is logged as 1.5"),
+    "clip ratios": (None, {"cls": ClipRatiosExchanged, "version": 2, "epsilon": 0.01}, STALE, "metrics", "clip_ratio/low_mean is logged"),
 }  # fmt: skip
 
 

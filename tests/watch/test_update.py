@@ -289,7 +289,7 @@ def test_what_callbacks_do_around_an_update_is_seen(cls, kind, tmp_path, capsys)
     trainer = made(tmp_path, learning_rate=1e-3, max_steps=2, more={"callbacks": [kind()]})
     before = check_step(trainer)["update"]
     assert before.verdict == ("same" if kind is Shrinks else "cannot tell"), before
-    assert (f"{kind.__name__} comes between clipping and optimizer" in before.cause) == (kind is not Shrinks)
+    assert (f"{kind.__name__} acts between clipping and optimizer" in before.cause) == (kind is not Shrinks)
     check = StepCheck(trainer, 1)
     trainer.train()
     update, cause = check.reports[1]["update"], AROUND[kind]

@@ -324,7 +324,7 @@ def logged_kl(rows: Sequence[LossRow], settings: LossSettings) -> float:
 
 
 def logged_clip_ratios(
-    rows: Sequence[LossRow], ratios: Sequence[Row], low: float, high: float, off: Sequence[float] | float = 0.0
+    rows: Sequence[LossRow], ratios: Sequence[Row], low: float, high: float, off: Row | float = 0.0
 ) -> dict[str, float]:
     """What TRL logs of a micro-batch as `clip_ratio/*`: the share of its tokens, or of its rows' one ratio, beyond the clip.
 

@@ -243,7 +243,8 @@ def check_packed_metrics(step: Step, batches: Sequence[Packed]) -> Stage | None:
         low_clipped, high_clipped = (ratio < 1 - settings.epsilon) & (a < 0), (ratio > 1 + high) & (a > 0)
         expected.setdefault("ratio", []).append(float(ratio.mean()))
         expected.setdefault("kl", []).append(float((ratio - 1 - np.log(ratio)).mean()))
-        expected.setdefault("clip_ratio/region_mean", []).append(float((low_clipped | high_clipped).mean()))
+        for part, beyond in (("low", low_clipped), ("high", high_clipped), ("region", low_clipped | high_clipped)):
+            expected.setdefault(f"clip_ratio/{part}_mean", []).append(float(beyond.mean()))
     means = {name: float(np.mean(values)) for name, values in expected.items() if name in step.metrics}
     return of_logged(step.metrics, means) if means else None
 

@@ -556,8 +556,8 @@ def of_logged(
     allowed = {n: limits.get(n, 1e-4) * max(1, abs(value)) + roundings.get(n, 0.0) for n, value in logged.items()}
     wrong = {name: value for name, value in logged.items() if abs(value - expected[name]) > allowed[name]}
     if not wrong:
-        said = {name: value for name, value in logged.items() if not name.startswith("clip_ratio/") or value}
-        return Stage("metrics", "same", ", ".join(f"{name} {value:.3g}" for name, value in said.items()))
+        shown = {name: value for name, value in logged.items() if not name.startswith("clip_ratio/") or value}
+        return Stage("metrics", "same", ", ".join(f"{name} {value:.3g}" for name, value in shown.items()))
     said = "; ".join(f"{name} is logged as {value:.3g}, but is {expected[name]:.3g}" for name, value in wrong.items())
     return Stage("metrics", "different", said, max(abs(value - expected[name]) for name, value in wrong.items()))
 

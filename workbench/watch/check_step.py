@@ -82,11 +82,11 @@ def check_any_step(trainer: Any, batch: list[dict] | None = None) -> StepReport:
 
 
 def _without_callbacks(trainer: Any, report: StepReport) -> StepReport:
-    """The report, whose update cannot be told where a callback comes between clipping and optimizer: none is called here."""
+    """The report: its update is not known if a callback acts between clipping and optimizer, since none is called here."""
     names = ", ".join(others_with(trainer, "on_pre_optimizer_step"))
     if not names:
         return report
-    said = f"{names} comes between clipping and optimizer and is not called here: attach_watch(trainer, check_every=1) sees it"
+    said = f"{names} acts between clipping and optimizer and is not called here: attach_watch(trainer, check_every=1) sees it"
     stages = [
         replace(s, verdict="cannot tell", cause=f"{said}; {s.cause}")
         if s.name == "update" and s.verdict == "same"
