@@ -184,7 +184,7 @@ FAULTS = {
     "sampled colder": (None, {}, {"temperature": 0.4, "generations": 8}, "sampling", "likelier"),
     "lost gradient": (None, {"cls": losing_a_gradient(AsyncGRPOTrainer)}, {}, "gradient", "layers.0."),
     "metric": (None, {"cls": OtherMetric}, {}, "metrics", "ratio is logged as 1.5"),
-    "clip ratios": (None, {"cls": ClipRatiosExchanged, "version": 2, "epsilon": 0.01}, STALE, "metrics", "clip_ratio/low_mean is logged"),
+    "clip ratios": (None, {"cls": ClipRatiosExchanged, "version": 2, "epsilon": 0.01}, STALE, "metrics", "low_mean is logged"),
 }  # fmt: skip
 
 

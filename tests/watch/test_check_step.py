@@ -649,6 +649,7 @@ CLIPS = {
     "limited": {"loss_type": "cispo", "epsilon_high": 1.05},
     "RLOO": {"cls": trl.RLOOTrainer, "epsilon_high": 0.28},
     "masked": {"mask_truncated_completions": True, "beta": 0.1},
+    "limited first": {"delta": 1.1, "epsilon": 0.3},  # TRL counts the ratios that delta has limited
 }
 
 

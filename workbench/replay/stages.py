@@ -520,7 +520,8 @@ def _clipped_of_loss(step: Step, rows: Sequence[LossRow], loss: Loss | None) -> 
         return {}
     # A sum of many log-probs has fewer digits.
     off = tolerance_of(step).value + np.array([_LOST * np.abs(row.logps * row.mask).sum() for row in rows])
-    least, most = (logged_clip_ratios(rows, loss.ratios, *limits, sign * off) for sign in (-1, 1))
+    ratios = loss.ratios if s.delta is None else [np.minimum(ratio, s.delta) for ratio in loss.ratios]
+    least, most = (logged_clip_ratios(rows, ratios, *limits, sign * off) for sign in (-1, 1))
     expected = {}
     for part in least:
         name = names.get(part, f"clip_ratio/{part}")
