@@ -13,7 +13,7 @@ from typing import Any
 import torch
 import trl
 from datasets import Dataset
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoModelForCausalLM, AutoTokenizer, Trainer
 
 from tools.record import ROOT, about, parser, use_one_thread
 from workbench.experiments.recipes import resolve_model
@@ -41,6 +41,8 @@ BASE |= {"max_completion_length": 16}
 MANY = {"per_device_train_batch_size": 16, "max_completion_length": 64}
 TWO = {"gradient_accumulation_steps": 2, "per_device_train_batch_size": 4}
 OFTEN = {"num_iterations": 2, "steps_per_generation": 2, "per_device_train_batch_size": 4}
+STALE_ROWS = {"versions": (2, 1), "now": 2}  # of AsyncGRPO
+WHOLE = {"gradient_accumulation_steps": 1, "per_device_train_batch_size": 8}
 
 
 # --- rewards ------------------------------------------------------------------------------------------------------------
@@ -71,6 +73,21 @@ class Fault:
     settings: dict[str, Any]
     says: str = ""
     own: dict[str, Any] = field(default_factory=dict)
+
+
+def plant(faults: dict[str, Fault], stage: str, /, **settings: Any) -> Callable[[type], type]:
+    """Enter a class into a table of faults, with its stage and the settings of its trainer.
+
+    Its docstring says what is wrong; its twin is the nearest trainer that it inherits from.
+    """
+
+    def enter(cls: type) -> type:
+        twin = next(base for base in cls.__mro__[1:] if issubclass(base, Trainer))
+        says = " ".join((cls.__doc__ or "").split())
+        faults[cls.__name__] = Fault(cls, twin, stage, settings, says)
+        return cls
+
+    return enter
 
 
 _OF_TWINS: dict[tuple[str, ...], list[str]] = {}

@@ -8,8 +8,8 @@ updates. The same settings without the fault, the fault's twin, are checked in t
 be a false alarm. `--column "as found"` stores the result next to that of a later state of the check, `now`.
 """
 
+import functools
 import types
-from collections.abc import Callable
 from typing import Any
 from unittest import mock
 
@@ -17,21 +17,24 @@ import torch
 import trl
 from transformers import LogitsProcessorList
 
-from benchmarks.faults import MANY, OFTEN, TWO, Fault, async_cases, distillation_cases, length, measure_all, vowels
+from benchmarks.faults import (
+    MANY,
+    OFTEN,
+    STALE_ROWS,
+    TWO,
+    WHOLE,
+    Fault,
+    async_cases,
+    distillation_cases,
+    length,
+    measure_all,
+    plant,
+    vowels,
+)
 from tools.record import run_main
 
 FAULTS: dict[str, Fault] = {}
-
-
-def planted(stage: str, **settings: Any) -> Callable[[type], type]:
-    """Enter a class into FAULTS, with its stage and the settings of its trainer."""
-
-    def enter(cls: type) -> type:
-        says = " ".join((cls.__doc__ or "").split())
-        FAULTS[cls.__name__] = Fault(cls, cls.__mro__[1], stage, settings, says)
-        return cls
-
-    return enter
+planted = functools.partial(plant, FAULTS)
 
 
 # --- rewards ------------------------------------------------------------------------------------------------------------
@@ -618,9 +621,6 @@ class EntropyOverPads(trl.GRPOTrainer):
 
 
 # --- other trainers -----------------------------------------------------------------------------------------------------
-
-STALE_ROWS = {"versions": (2, 1), "now": 2}
-WHOLE = {"gradient_accumulation_steps": 1, "per_device_train_batch_size": 8}
 
 
 @planted("ratios", rows={}, **WHOLE)

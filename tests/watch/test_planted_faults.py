@@ -1,13 +1,14 @@
-"""Subtle faults of `benchmarks/planted_faults.py`, each next to its twin without the fault, and what one step cannot show."""
+"""Subtle faults of `planted_faults.py` and `sceptic_faults.py` in benchmarks/, each next to its twin without the fault."""
 
 import pytest
 from conftest import daily
 
+from benchmarks import planted_faults, sceptic_faults
 from benchmarks.faults import Fault, checked, judged, watched
-from benchmarks.planted_faults import FAULTS
 
 pytestmark = pytest.mark.slow
 
+FAULTS = planted_faults.FAULTS | sceptic_faults.FAULTS
 # Most of these were `same` at every stage when they were planted. Fault -> words of its cause.
 FOUND = {
     "UnsaidNucleus": "are among the likeliest ones that hold 90% of the probability",
@@ -19,6 +20,13 @@ FOUND = {
     "KeysDetached": "k_proj",
     "StepsCountedOn": "counts 100 steps before the first update, but its averages are 0",
     "EntropyOverPads": "entropy is logged as",
+    "EntropyQuantileOfRow": "gives another loss for these rows",
+}
+# These show at the second update.
+FOUND_LATER = {
+    "KlTwice": "the definition gives other advantages",
+    "AdapterInReference": "the reference gives a row alone other log-probs",
+    "LoraALost": "lora_A",
 }
 
 
@@ -29,6 +37,16 @@ def test_a_planted_fault_is_named_at_its_stage(name):
     assert next(iter(different), None) == fault.stage, different
     assert FOUND[name] in different[fault.stage], different
     assert checked(fault, healthy=True)["different"] == {}
+
+
+@pytest.mark.parametrize("name", daily(FOUND_LATER, "KlTwice", "AdapterInReference"))
+def test_a_fault_that_a_first_step_hides_is_named_later(name):
+    fault = FAULTS[name]
+    steps = watched(fault)
+    result = judged(fault, steps[1], steps)
+    assert (result["result"], result["at"]) == ("right", 2), result
+    assert FOUND_LATER[name] in result["cause"]
+    assert [stages["different"] for stages in watched(fault, healthy=True).values()] == [{}, {}, {}]
 
 
 def test_old_log_probs_that_are_dropped_later_are_named():
@@ -62,6 +80,8 @@ def test_a_fault_counts_where_its_stage_differs_first():
     assert judged(fault, none, {})["result"] == "silent"
 
 
-def test_there_are_forty_faults_with_a_sentence_each():
-    assert len(FAULTS) == 40
+def test_planted_faults_have_a_sentence_and_a_twin_each():
+    assert (len(planted_faults.FAULTS), len(sceptic_faults.FAULTS), len(FAULTS)) == (40, 43, 83)
     assert all(fault.says.endswith(".") for fault in FAULTS.values())
+    twins = {fault.twin.__name__ for fault in sceptic_faults.FAULTS.values()}
+    assert twins == {"GRPOTrainer", "RLOOTrainer", "DistillationTrainer", "AsyncGRPOTrainer", "WithLora"}
