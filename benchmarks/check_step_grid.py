@@ -298,6 +298,20 @@ NOT_IN_ONE_STEP = {
     "SquaredKl": "each KL is 0 before the first update, and this loss cannot be asked about others",
     "StaleBuffer": "the second update is the first with old completions",
     "OptimizerForgets": "the optimizer has no state before the first update",
+    "SameSeedEachStep": "the second generation is the first with the noise of another",
+    "RewardsOfStepBefore": "no step is before the first one",
+    "KlTwice": "each KL is 0 before the first update",
+    "RlooK3": "each KL is 0 before the first update",
+    "KlSubtracted": "each KL is 0 before the first update",
+    "KlDetached": "each KL is 0 before the first update, and this loss cannot be asked about others",
+    "AdapterInReference": "the adapter changes nothing before the first update",
+    "ReferenceDrifts": "reference and policy are the same before the first update",
+    "AdvantagesDecayInBuffer": "completions are trained a second time at a later update",
+    "SecondPassShuffled": "completions are trained a second time at a later update",
+    "GradientsKept": "no gradient is there before the first update",
+    "LoraALost": "the gradient of each lora_A is 0 before the first update",
+    "ClipRatiosExchanged": "no ratio is clipped before the first update",
+    "TeacherDrifts": "what the teacher was at an earlier update is not known before the first one",
 }
 # Why one step does not show a named fault, or shows it as another.
 NOT_NAMED = {
@@ -334,15 +348,23 @@ def _where(row: dict[str, Any]) -> str:
     return row["named"] + (f", watched update {row['at']}" if row["at"] else "")
 
 
+# The tables of planted_faults.csv: the program's name, and what the page calls its faults.
+PLANTED = {"planted": "planted", "sceptic": "of a sceptic"}
+
+
 def faults_csv() -> str:
     """Make planted_faults.csv: each planted fault, and what the check said of it when it was planted and now."""
-    found, now = (measured("planted_faults")["rows"][column]["faults"] for column in ("as found", "now"))
     lines = []
-    for name, row in now.items():
-        reason = NOT_IN_ONE_STEP.get(name, "")
-        before = [found[name]["result"], _where(found[name])]
-        lines.append([name, row["stage"], row["says"], *before, row["result"], _where(row), row["cause"], reason])
-    head = ["fault", "its stage", "what is wrong", "as found", "named", "now", "named now", "cause now"]
+    for program, kind in PLANTED.items():
+        columns = measured(f"{program}_faults")["rows"]
+        found = columns["as found"]["faults"] if "as found" in columns else {}
+        for name, row in columns["now"]["faults"].items():
+            before = [found[name]["result"], _where(found[name])] if name in found else ["", ""]
+            at_once = row["result"] == "right" and row["at"] == 0
+            reason = "" if at_once else NOT_IN_ONE_STEP.get(name, "")
+            result = [row["result"], _where(row), row["cause"], reason]
+            lines.append([kind, name, row["stage"], row["says"], *before, *result])
+    head = ["faults", "fault", "its stage", "what is wrong", "as found", "named", "now", "named now", "cause now"]
     return csv_text([*head, "why one step does not show it"], lines)
 
 
@@ -384,11 +406,13 @@ OF_TURNS = (["13 of turns, before", "6", "1", "0", "6"], ["13 of turns, now", "1
 
 def faults_section() -> Iterator[str]:
     """Make the section of check_step_grid.md on faults."""
-    planted, named = (measured(f"{kind}_faults")["rows"] for kind in ("planted", "named"))
+    planted = {kind: measured(f"{program}_faults")["rows"] for program, kind in PLANTED.items()}
+    named = measured("named_faults")["rows"]
     lines = [*OF_TURNS]
-    for column, row in planted.items():
-        rows = [*row["faults"].values()]
-        lines.append([f"{len(rows)} planted, {column}", *_counted(rows)])
+    for kind, columns in planted.items():
+        for column, row in columns.items():
+            rows = [*row["faults"].values()]
+            lines.append([f"{len(rows)} {kind}, {column}", *_counted(rows)])
     for kind in dict.fromkeys(one["table"] for one in named["now"]["faults"].values()):
         for column, row in named.items():
             rows = [one for one in row["faults"].values() if one["table"] == kind]
@@ -397,16 +421,16 @@ def faults_section() -> Iterator[str]:
     replayed = [one["replay"] for one in now if "replay" in one]
     false = [
         name
-        for row in (*planted.values(), named["now"])
+        for row in (*(row for columns in planted.values() for row in columns.values()), named["now"])
         for one in row["faults"].values()
         for name in one["false alarms of twin"]
     ]
     yield from (
         "## Faults",
         "",
-        "Faults were written down before the check was read, those at the seams where it looked open. It was changed because",
-        "of those that it missed. Where `check_step` names none, three watched updates are checked, but for `before`.",
-        f"`workbench replay` names {sum(map(bool, replayed))} of {len(replayed)} that are off-policy. The same settings",
+        "Faults were written down before the check was read, those at the seams where it looked open, and it was changed for",
+        "what it missed. Where `check_step` names none, three updates are watched, but for `before`. `workbench replay` names",
+        f"{sum(map(bool, replayed))} of {len(replayed)} off-policy ones. The same settings",
         f"without the fault have {len(false) or 'no'} difference{'s' * (len(false) > 1)}.",
         "",
         *table(["faults", *RESULTS], lines),
@@ -418,11 +442,13 @@ def faults_section() -> Iterator[str]:
     )
 
 
-def _faults_made_with(name: str, earlier: str) -> dict[str, str]:
-    """Say what made each column; the versions once, where both have the same."""
-    made = {column: made_with(row) for column, row in measured(name)["rows"].items()}
-    first, now = (made[column].split(", ", 1) for column in (earlier, "now"))
-    return made if first[1] != now[1] else {"now": f"{made['now']}; {earlier}: {first[0]}"}
+def _faults_made_with(name: str) -> dict[str, str]:
+    """Say what made a table of faults: one text, by its name, where all columns have the same versions, else one for each."""
+    made = {column: made_with(row).partition(", TRL ") for column, row in measured(f"{name}_faults")["rows"].items()}
+    if len({versions for *_, versions in made.values()}) > 1:
+        return {f"{name} faults, {column}": "".join(parts) for column, parts in made.items()}
+    commits = [f"{column}: {commit}" for column, (commit, *_) in made.items()]
+    return {f"{name} faults": "; ".join([*commits, f"TRL {made['now'][-1]}"])}
 
 
 def provenance() -> list[tuple[str, str, str]]:
@@ -436,12 +462,12 @@ def provenance() -> list[tuple[str, str, str]]:
         ),
         *(
             (
-                f"{kind} faults, {column}",
-                f"`python -m benchmarks.{kind}_faults --out data/measured/{kind}_faults.json`",
+                faults,
+                f"`python -m benchmarks.{name}_faults --out data/measured/{name}_faults.json`",
                 made,
             )
-            for kind, earlier in (("planted", "as found"), ("named", "before"))
-            for column, made in _faults_made_with(f"{kind}_faults", earlier).items()
+            for name in (*PLANTED, "named")
+            for faults, made in _faults_made_with(name).items()
         ),
         *(
             (
