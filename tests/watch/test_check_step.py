@@ -1,5 +1,7 @@
 """`check_step` on real trainers: nothing is said of healthy ones, and each fault is found at its stage."""
 
+import asyncio
+import functools
 from types import SimpleNamespace
 from typing import ClassVar
 
@@ -11,8 +13,20 @@ from configuration_models import not_images, pictures, seeing
 from conftest import daily
 from datasets import Dataset
 from peft import LoraConfig, get_peft_model
-from step_cases import BASE, FAULTS, HEALTHY, LORA, PROMPTS, length, losing_a_gradient, make, of_prompt
-from transformers import AutoModelForCausalLM
+from step_cases import (
+    BASE,
+    FAULTS,
+    HEALTHY,
+    LORA,
+    PROMPTS,
+    ShiftedRewards,
+    length,
+    losing_a_gradient,
+    make,
+    of_prompt,
+    vowels,
+)
+from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification
 
 from workbench import attach_watch
 from workbench.errors import ParameterError, RunError
@@ -206,12 +220,50 @@ def test_what_cannot_be_checked_is_refused(tmp_path):
     assert check_step(trainer, batch=rows).first is None
 
 
-def test_rewards_that_are_coroutines_are_called_as_they_are(tmp_path):
-    async def asked(completions, **_):
-        return [float(len(text)) for text in completions]
+async def asked(completions, **_):
+    await asyncio.sleep(0.01)
+    return [float(len(text)) for text in completions]
 
-    rewards = check_step(make(tmp_path, funcs=[asked, length]))["rewards"]
-    assert rewards.verdict == "cannot tell" and "asynchronous" in rewards.cause
+
+class Asked:
+    async def __call__(self, completions, scale=1.0, **_):
+        return [scale * len(text) for text in completions]
+
+
+def judging():
+    torch.manual_seed(0)
+    return AutoModelForSequenceClassification.from_pretrained(resolve_model("starter"), num_labels=1)
+
+
+class InHalves(trl.GRPOTrainer):
+    def _calculate_rewards(self, inputs, prompts, completions, ids):
+        halves = [slice(0, 4), slice(4, 8)]
+        return torch.cat(
+            [
+                super(InHalves, self)._calculate_rewards(*(x[h] for x in (inputs, prompts, completions, ids)))
+                for h in halves
+            ]
+        )
+
+
+SCORERS = {
+    "asynchronous": lambda: [asked, length],
+    "an object in a partial": lambda: [length, functools.partial(Asked(), scale=0.5), asked],
+    "a reward model": lambda: [length, judging(), vowels],
+}
+
+
+@pytest.mark.parametrize("judges", daily(SCORERS, "asynchronous", "a reward model"))
+def test_rewards_of_judges_are_compared(judges, tmp_path):
+    report = check_step(make(tmp_path, funcs=SCORERS[judges]()))
+    assert report.first is None and report["rewards"].verdict == "same", report
+    rewards = check_step(make(tmp_path, cls=ShiftedRewards, funcs=SCORERS[judges]()))["rewards"]
+    assert rewards.verdict == "different" and "each has that of the row before it" in rewards.cause
+
+
+def test_rewards_that_are_asked_in_parts_are_not_known(tmp_path):
+    rewards = check_step(make(tmp_path, cls=InHalves, funcs=[length, vowels]))["rewards"]
+    assert rewards.verdict == "cannot tell" and "does not call each function once" in rewards.cause
 
 
 def test_a_watched_trainer_records_nothing_of_a_check(tmp_path):

@@ -216,8 +216,12 @@ def check_rewards(step: Step) -> Stage:
             cause = f"groups {mixed[:5]} hold several prompts: rewards are compared across prompts"
             return Stage("rewards", "different", cause, where=f"{len(mixed)} groups")
     if step.returned is None or step.processes > 1:
-        cause = "a reward model or an asynchronous function scores, or several processes do"
-        return Stage("rewards", "cannot tell", cause)
+        why = (
+            "several processes score"
+            if step.processes > 1
+            else "the trainer does not call each function once for all rows"
+        )
+        return Stage("rewards", "cannot tell", f"what each reward function returned is not known: {why}")
     if not step.rewards:
         return Stage("rewards", "cannot tell", "no rewards of this step were taken down")
     if step.judged_otherwise:

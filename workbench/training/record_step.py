@@ -456,8 +456,13 @@ class StepListener:
         names = ("inputs", "prompts", "completions", "completion_ids_list")
         own = dict(zip(names, args, strict=False)) | kwargs
         own |= {name: _apart(own[name]) for name in ("prompts", "completions") if name in own}
-        with mock.patch.object(trainer, "reward_funcs", [_heard(each, record, own) for each in trainer.reward_funcs]):
+        calls: list[list[list]] = [[] for _ in trainer.reward_funcs]  # of each function, what it returned
+        with contextlib.ExitStack() as stack:
+            heard = [_heard(*each, record, own, stack) for each in zip(trainer.reward_funcs, calls, strict=True)]
+            stack.enter_context(mock.patch.object(trainer, "reward_funcs", heard))
             result = original(*args, **kwargs)
+        # A function that is not called once for all rows gives a call that fits no table.
+        record.scored.extend(own_calls[0] if len(own_calls) == 1 else [] for own_calls in calls)
         record.rewards.append(result.detach().clone())
         return result
 
@@ -563,35 +568,64 @@ def adapted_coefficient(trainer: Any) -> float | None:
     return float(trainer.entropy_coef) if low else 0.0
 
 
-def _heard(function: Any, record: StepRecord, own: Mapping[str, Any]) -> Any:
+def _heard(
+    function: Any, calls: list[list], record: StepRecord, own: Mapping[str, Any], stack: contextlib.ExitStack
+) -> Any:
     """A reward function that notes what it returns, and which rows it gets otherwise than `own` has them.
 
-    A reward model and a coroutine, which TRL calls otherwise, stay as they are.
+    A reward model stays itself, since TRL asks for its class; its logits are noted until `stack` closes.
     """
-    if isinstance(function, torch.nn.Module) or not callable(function) or _is_coroutine(function):
+    if isinstance(function, torch.nn.Module):
+        note = functools.partial(_note_logits, calls)
+        stack.callback(function.register_forward_hook(note).remove)
         return function
+    if not callable(function):
+        return function
+    if _is_coroutine(function):
+
+        @functools.wraps(function, updated=())
+        async def awaited(*args: Any, **kwargs: Any):
+            _note_rows(record, own, kwargs)
+            result = _listed(await function(*args, **kwargs))
+            calls.append(list(result) if isinstance(result, Iterable) else [])
+            return result
+
+        return awaited
 
     @functools.wraps(function, updated=())
     def scored(*args: Any, **kwargs: Any):
-        first = sum(len(call) for call in record.rewards)  # of the generations before
-        for name in ("prompts", "completions"):
-            if name in kwargs and name in own and len(kwargs[name]) == len(own[name]):
-                pairs = enumerate(zip(kwargs[name], own[name], strict=True))
-                unlike = {first + row for row, (its, ours) in pairs if its != ours}
-                if unlike:
-                    record.judged_otherwise.setdefault(name, set()).update(unlike)
-        for name, rows in _mixed_columns(kwargs, own.get("inputs") or []).items():
-            record.judged_otherwise.setdefault(f"values of {name!r}", set()).update(first + row for row in rows)
+        _note_rows(record, own, kwargs)
         seed, was_fresh = torch.initial_seed(), _is_freshly_seeded()
-        result = function(*args, **kwargs)
-        if isinstance(result, Iterator):  # it can be read once
-            result = list(result)
+        result = _listed(function(*args, **kwargs))
         if torch.initial_seed() != seed or (_is_freshly_seeded() and not was_fresh):
             record.seeding.add(getattr(function, "__name__", type(function).__name__))
-        record.scored.append(list(result) if isinstance(result, Iterable) else [])
+        calls.append(list(result) if isinstance(result, Iterable) else [])
         return result
 
     return scored
+
+
+def _listed(result: Any) -> Any:
+    """What a reward function returns; an iterator, which can be read once, as a list."""
+    return list(result) if isinstance(result, Iterator) else result
+
+
+def _note_logits(calls: list[list], _model: Any, _args: Any, output: Any) -> None:
+    logits: Any = getattr(output, "logits", None)
+    calls.append(logits[:, 0].tolist() if torch.is_tensor(logits) and logits.dim() == 2 else [])
+
+
+def _note_rows(record: StepRecord, own: Mapping[str, Any], given: Mapping[str, Any]) -> None:
+    """Note the rows of which a reward function is given other prompts, completions or columns than `own` has."""
+    first = sum(len(call) for call in record.rewards)  # of the generations before
+    for name in ("prompts", "completions"):
+        if name in given and name in own and len(given[name]) == len(own[name]):
+            pairs = enumerate(zip(given[name], own[name], strict=True))
+            unlike = {first + row for row, (its, ours) in pairs if its != ours}
+            if unlike:
+                record.judged_otherwise.setdefault(name, set()).update(unlike)
+    for name, rows in _mixed_columns(given, own.get("inputs") or []).items():
+        record.judged_otherwise.setdefault(f"values of {name!r}", set()).update(first + row for row in rows)
 
 
 def _state_of_generators() -> str:
