@@ -7,8 +7,10 @@ import argparse
 import csv
 import io
 import json
+import re
 import sys
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
@@ -123,6 +125,9 @@ def made_with(result: dict) -> str:
     return ", ".join([*places, here.get("date") or stored["date"], *versions])
 
 
+_VERSIONS = re.compile(r"[,;] (TRL \d.*)$")  # at the end of what `made_with` says
+
+
 def by_versions(made: Iterable[str]) -> list[str]:
     """Put commits with the same versions into one text, and those of a day together.
 
@@ -185,9 +190,20 @@ def csv_next_to_page(name: str) -> list[str]:
 def made_section(rows: Iterable[tuple[str, str, str]]) -> list[str]:
     """Return the end of a page: results, the commands that made them, and commit, date and versions.
 
+    The versions that most rows have stand above the table, once.
+
     Example:
-        >>> made_section([("rates", "`python -m benchmarks.rates`", "commit 0123456")])[-2]
-        '| rates | `python -m benchmarks.rates` | commit 0123456 |'
+        >>> rows = [("rates", "`make`", "commit 0, TRL 1.16.0"), ("cost", "`make`", "commit 1; TRL 1.16.0")]
+        >>> made_section(rows)[-2]
+        '| cost | `make` | commit 1 |'
+        >>> made_section(rows)[2]
+        '`python -m benchmarks.pages` writes this page. Versions, where a row has none: TRL 1.16.0.'
     """
-    lines = table(["result", "command", "made with"], rows)
-    return ["## What made it", "", "`python -m benchmarks.pages` writes this page.", "", *lines, ""]
+    rows = list(rows)
+    versions = Counter(found[0] for *_, made in rows if (found := _VERSIONS.findall(made)))
+    (most, times), *_ = [*versions.most_common(1), ("", 0)]
+    said = "`python -m benchmarks.pages` writes this page."
+    if times > 1:
+        rows = [(*row, made.removesuffix(f", {most}").removesuffix(f"; {most}")) for *row, made in rows]
+        said += f" Versions, where a row has none: {most}."
+    return ["## What made it", "", said, "", *table(["result", "command", "made with"], rows), ""]
