@@ -6,8 +6,8 @@ row is 1 where a token counts in the loss.
 
 The names are those of TRL's `GRPOConfig`, and so are the defaults. Sources: GRPO, https://arxiv.org/abs/2402.03300; Dr. GRPO,
 2503.20783; DAPO, 2503.14476; GSPO, 2507.18071; CISPO (MiniMax-M1), 2506.13585; SAPO, 2511.20347; VESPO, 2602.10693; RLOO,
-2402.14740; truncated importance sampling, https://fengyao.notion.site/off-policy-rl; the rest TRL's documentation of each
-field.
+2402.14740; GMPO, 2507.20673; truncated importance sampling, https://fengyao.notion.site/off-policy-rl; the rest TRL's
+documentation of each field.
 """
 
 from collections.abc import Sequence
@@ -267,7 +267,7 @@ def grpo_loss(
         The loss, as it goes into the gradient.
 
     Raises:
-        ValueError: for a `loss_type` that is not one of TRL's.
+        ValueError: for a `loss_type` that is not one of TRL's, or `gmpo`.
 
     Example:
         >>> row = LossRow(logps=np.log([0.5, 0.25]), advantage=2.0, mask=np.ones(2))
@@ -276,6 +276,8 @@ def grpo_loss(
         (-2.0, array([-1., -1.]))
     """
     s = settings
+    if s.loss_type == "gmpo":  # TRL has a trainer for it
+        return gmpo_loss(rows, s, accumulation)
     high = s.epsilon if s.epsilon_high is None else s.epsilon_high
     weights = token_weights(rows, s, accumulation, items, share)
     chosen = _high_entropy(rows, s.top_entropy_quantile)
@@ -382,6 +384,47 @@ def rloo_loss(
         slopes.append(slope * row.mask / len(rows) / accumulation)
         flat = max(flat, float(np.maximum(np.abs(loss) - np.abs(slope), 0.0).sum()) / len(rows) / accumulation)
         ratios.append(ratio)
+    return Loss(value, slopes, ratios, flat=flat)
+
+
+def gmpo_loss(rows: Sequence[LossRow], settings: LossSettings, accumulation: int = 1) -> Loss:
+    """GMPO's loss of one micro-batch: each row has the geometric mean of its tokens' ratios, clipped one by one.
+
+    Source: 2507.20673, and TRL's `GMPOTrainer`.
+
+    Args:
+        rows, accumulation: as in `grpo_loss`.
+        settings: `epsilon` and `epsilon_high` limit the log of a ratio. `beta` and `top_entropy_quantile` are read too.
+
+    Returns:
+        As `grpo_loss`.
+
+    Example:
+        >>> row = LossRow(np.log([0.4, 0.1]), 2.0, np.ones(2), old_logps=np.log([0.2, 0.1]))  # ratios of 2 and 1
+        >>> got = gmpo_loss([row], LossSettings(epsilon=0.4))
+        >>> round(got.value, 4), got.slopes[0].round(4)
+        (-2.4428, array([-0.    , -1.2214]))
+    """
+    s = settings
+    high = s.epsilon if s.epsilon_high is None else s.epsilon_high
+    value, flat, slopes, ratios = 0.0, 0.0, [], []
+    for row, kept in zip(rows, _high_entropy(rows, s.top_entropy_quantile), strict=True):
+        log_ratio = row.logps - (row.logps if row.old_logps is None else row.old_logps)
+        limited = np.where(
+            np.asarray(row.advantage) > 0, np.minimum(log_ratio, high), np.maximum(log_ratio, -s.epsilon)
+        )
+        share = row.mask * kept / max(float((row.mask * kept).sum()), 1.0)
+        loss = -np.exp((limited * share).sum()) * row.advantage
+        slope = loss * share * (limited == log_ratio)
+        if s.beta:
+            of_kl = row.mask / max(float(row.mask.sum()), 1.0)
+            loss = loss + s.beta * (k3(row.logps, row.ref_logps) * of_kl).sum()
+            slope = slope + s.beta * (1 - np.exp(row.ref_logps - row.logps)) * of_kl
+        size = 1 / len(rows) / accumulation
+        value += float(loss) * size
+        slopes.append(slope * size)
+        flat = max(flat, abs(float(loss)) * size - float(np.abs(slopes[-1]).sum()))
+        ratios.append(np.exp(log_ratio))
     return Loss(value, slopes, ratios, flat=flat)
 
 

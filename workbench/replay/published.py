@@ -6,8 +6,8 @@ log-prob of each token. In a `LossRow`, `old_logps` is the policy from which the
 one), `sampled_logps` the policy that sampled (the behaviour), `ref_logps` the reference, and `correction` a weight of each
 token or of the row, through which no gradient flows. `average` is explained at `average_weights`.
 
-`grpo_math` has the others: GRPO, DAPO, Dr. GRPO, SAPO, VESPO, LUSPO, and GSPO (`importance_sampling_level="sequence"`), in
-`grpo_loss`; RLOO in `leave_one_out_advantages` and `rloo_loss`; truncated and masked importance sampling, by token and by
+`grpo_math` has the others: GRPO, DAPO, Dr. GRPO, SAPO, VESPO, LUSPO, GMPO, and GSPO (`importance_sampling_level="sequence"`),
+in `grpo_loss`; RLOO in `leave_one_out_advantages` and `rloo_loss`; truncated and masked importance sampling, by token and by
 sequence, in `sampler_correction`.
 
 The source is named at each function. Where frameworks part from it is in `docs/reference/losses.csv`, as read in TRL 1.16.0,

@@ -514,8 +514,11 @@ def _clipped_of_loss(step: Step, rows: Sequence[LossRow], loss: Loss | None) -> 
     """The clip ratios of a micro-batch: as they were logged where rounding may decide which ratios are beyond a limit."""
     s = step.loss_settings()
     high = s.epsilon if s.epsilon_high is None else s.epsilon_high
-    if step.kind == "RLOO" or s.loss_type in ("grpo", "bnpo", "dr_grpo", "dapo", "luspo"):
-        limits, names = (1 - s.epsilon, 1 + high), {}
+    names: dict[str, str] = {}  # where they are not `clip_ratio/*`
+    if s.loss_type == "gmpo":
+        limits = math.exp(-s.epsilon), math.exp(high)
+    elif step.kind == "RLOO" or s.loss_type in ("grpo", "bnpo", "dr_grpo", "dapo", "luspo"):
+        limits = 1 - s.epsilon, 1 + high
     elif s.loss_type == "cispo":
         limits, names = (-math.inf, high), {"high_mean": "cispo_clip_ratio"}
     else:

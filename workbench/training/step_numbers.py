@@ -35,6 +35,11 @@ def kind_of(trainer: Any) -> str:
     )
 
 
+def is_gmpo(trainer: Any) -> bool:
+    """Say whether a trainer is TRL's GMPOTrainer, which has a loss of its own and does not read `loss_type`."""
+    return any(base.__module__ == "trl.experimental.gmpo.gmpo_trainer" for base in type(trainer).__mro__)
+
+
 def step_of(trainer: Any, kind: str, record: StepRecord) -> Step:
     """Return what a trainer used, as plain numbers."""
     args, outputs = trainer.args, record.outputs
@@ -46,6 +51,8 @@ def step_of(trainer: Any, kind: str, record: StepRecord) -> Step:
         "rollout_func": getattr(trainer, "rollout_func", None) is not None,
         "router_aux_loss_coef": router_coefficient(trainer),
     }
+    if is_gmpo(trainer):
+        settings |= {"loss_type": "gmpo", "importance_sampling_level": "token", "use_bias_correction_kl": False}
     if begun:  # a callback may have changed the trainer, which then does what it should
         settings |= {name: of_trainer for name, (_, of_trainer) in deviations.items()}
     rows = list(_sampled_rows(trainer, record))

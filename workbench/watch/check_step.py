@@ -32,8 +32,8 @@ def check_step(trainer: Any, batch: list[dict] | None = None, meant: Sequence[st
     alone, and two forward passes of the step's batches.
 
     Args:
-        trainer: TRL's `GRPOTrainer`, `RLOOTrainer`, `DistillationTrainer` or `AsyncGRPOTrainer` (TRL 1.16), the workbench's, or
-            a subclass; before or after training.
+        trainer: TRL's `GRPOTrainer`, `RLOOTrainer`, `GMPOTrainer`, `DistillationTrainer` or `AsyncGRPOTrainer` (TRL 1.16), the
+            workbench's, or a subclass; before or after training.
         batch: rows of the data set: as many as one generation takes. Default: the first batch of the trainer's own data. For
             an AsyncGRPOTrainer, rows as TRL's `RolloutSample`, again from the first one until they fill an update.
         meant: stages at which your subclass means to differ, such as `("rewards",)`. Where one differs its verdict is `meant`,

@@ -169,6 +169,8 @@ def limits_of(step: Step) -> list[float]:
     limits = []
     if step.kind == "RLOO":
         limits = [1 - s.epsilon, 1 + high]
+    elif s.loss_type == "gmpo":
+        return [-s.epsilon, high]
     elif s.loss_type == "cispo":
         limits = [high]
     elif s.loss_type in _CLIPPED:
@@ -326,7 +328,7 @@ def _other_definitions(step: Step) -> Iterator[tuple[str, bool, Definition]]:
     yield f"as importance_sampling_level={other!r} does", True, _with_settings(importance_sampling_level=other)
     if s.importance_sampling_level == "sequence":
         yield "as with the sum of a sequence's log-ratios for their mean", True, _sum_for_mean
-    if s.loss_type in (*_CLIPPED, "cispo"):
+    if s.loss_type in (*_CLIPPED, "cispo", "gmpo"):
         yield "as without a clip", False, _with_settings(epsilon=math.inf, epsilon_high=math.inf, delta=None)
         yield from _of_the_other_side(s.epsilon, high)
         yield "as with the larger of the plain and the clipped loss for the smaller", False, _larger_for_smaller
