@@ -288,13 +288,21 @@ def write_notebook(path: Path, *cells: str, parameters: str = PARAMETERS, setup:
     return path
 
 
+def append_table(folder: Path, table) -> None:
+    """Add rows of completions, a DataFrame with `step`, to a record, as the recorder writes them."""
+    from workbench.runs.completions import FILE
+    from workbench.runs.files import append_rows, open_lines
+
+    with open_lines(folder / FILE) as file:
+        append_rows(file, table.to_dict("records"))
+
+
 def write_run(root: Path, name: str = "2026-1", *, notebook="05_grpo_docs_example", state="done", **files):
     """A run folder by hand. `params`, `result`: dictionaries; `metrics`, `completions`: lists of rows."""
     import pandas as pd
 
     from workbench.lab.batch.code import code_of
     from workbench.runs import load_run, lock
-    from workbench.runs.completions import append_table
     from workbench.runs.files import write_json
     from workbench.runs.run import GOING, record_execution, set_status
 

@@ -7,11 +7,11 @@ import sys
 import numpy as np
 import pandas as pd
 import pytest
+from conftest import append_table
 
 from workbench.errors import RunError
 from workbench.runs.completions import (
     FILE,
-    append_table,
     ends_of_completions,
     forget_after,
     read_completions,

@@ -9,19 +9,13 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import RunError
-from .files import append_rows, json_lines, move_aside, open_lines, open_plain, whole_file
+from .files import json_lines, move_aside, open_plain, whole_file
 
 FILE = "completions.jsonl"
 TOKENS = "tokens"  # folder of ids and log-probs, beside the completions, so that reading those stays cheap
 STEPS = "steps"  # folder of single steps, each all that its loss consumed
 _PART = re.compile(r"part-(\d+)-(\d+)\.parquet")  # first and last step
 _LATEST = 8_000_000  # bytes from the end in which the last completions are looked for
-
-
-def append_table(record_dir: Path, table) -> None:
-    """Add rows of completions, a DataFrame with `step`, to what a training has recorded."""
-    with open_lines(record_dir / FILE) as file:
-        append_rows(file, table.to_dict("records"))
 
 
 def read_completions(record_dir: Path) -> tuple[Any, list[str]]:

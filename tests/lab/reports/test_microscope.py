@@ -9,14 +9,14 @@ from pathlib import Path
 
 import pandas as pd
 import pytest
-from conftest import write_run
+from conftest import append_table, write_run
 from report_samples import HOSTILE
 
 from workbench.errors import RunError
 from workbench.lab.reports import build_index, build_report
 from workbench.lab.reports.microscope import microscope_data, write_microscope
 from workbench.lab.reports.trainings import read_trainings, tokens_of, training_of
-from workbench.runs.completions import append_table, save_tokens
+from workbench.runs.completions import save_tokens
 from workbench.runs.files import write_json
 
 RUNS = Path(__file__).parents[2] / "audit" / "runs"
