@@ -87,6 +87,8 @@ def baseline(arm: str, trainings: dict[int, Run], name: str, environment: dict) 
     words = arm.replace("--", ", ").replace("-", " ")
     dataset = Path(recipe["dataset"]).stem
     low, high, task = reward["lowest"], reward["highest"], TASKS[dataset]
+    if target := reward.get("arguments", {}).get("target"):
+        task += f", {target} characters"
     rank = recipe.get("lora_rank")  # a record has it where it is not 0
     trained = f"LoRA, rank {rank}, all linear layers" if rank else "all weights"
     learns = "the right answer in its tag" if reward["name"] == "reward_exact_match" else reward["name"]

@@ -7,6 +7,7 @@ import subprocess
 
 import pandas as pd
 import pytest
+from conftest import append_table
 
 from benchmarks import divisor, dose, evidence, hacked_rewards, real, recorded_rewards, reward_trials, trl_tests
 from tools import record
@@ -14,7 +15,6 @@ from workbench.curves.documented import load_baseline
 from workbench.errors import RunError
 from workbench.experiments.held_out import FILE
 from workbench.experiments.recipes import make_recipe
-from workbench.runs.completions import append_table
 from workbench.runs.files import read_json, write_json, write_text
 from workbench.runs.results import Result, save_result
 from workbench.runs.run import Run

@@ -176,6 +176,8 @@ def test_only_documented_runs_of_the_same_unit_get_a_verdict():
     w3ng = load_baseline("w3ng-qwen2.5-1.5b-tldr-grpo")
     own = w3ng.curve()
     table = documented_verdicts({"mine": [own], "other": seeds(2)}, [load_baseline(name) for name in list_baselines()])
-    assert table[["measured", "documented", "verdict"]].to_numpy().tolist() == [["mine", w3ng.title, "same process"]]
+    ours = load_baseline("workbench-smollm2-docs-200-1e-5-starter-chat-all-weights")
+    expected = [["mine", w3ng.title, "same process"], ["mine", ours.title, "inconclusive"]]
+    assert table[["measured", "documented", "verdict"]].to_numpy().tolist() == expected
     with pytest.raises(ParameterError, match="tolerance=-1: expected more than 0"):
         documented_verdicts({"mine": [own]}, [w3ng], tolerance=-1)
