@@ -481,3 +481,30 @@ def test_an_entropy_may_be_rounded_as_the_weights_are(dtype, verdict, tmp_path):
     entropy = float(torch.tensor(step.metrics["entropy"], dtype=torch.bfloat16))
     metrics = check_metrics(dataclasses.replace(step, dtype=dtype, metrics={"entropy": entropy}), [])
     assert metrics is not None and metrics.verdict == verdict, metrics
+
+
+class OwnLoss(trl.GRPOTrainer):
+    """Has a loss of its own, which does not go through TRL's methods."""
+
+    def compute_loss(self, model, inputs, return_outputs=False, num_items_in_batch=None):
+        ids = torch.cat([inputs["prompt_ids"], inputs["completion_ids"]], 1)
+        there, trained = torch.cat([inputs["prompt_mask"], inputs["completion_mask"]], 1), inputs["completion_mask"]
+        logps = model(input_ids=ids, attention_mask=there).logits[:, :-1].log_softmax(-1).gather(-1, ids[:, 1:, None])
+        own = logps[:, -trained.shape[1] :, 0]
+        return -(own * inputs["advantages"][:, None] * trained).sum() / trained.sum()
+
+
+class OwnLossOfOthers(OwnLoss):
+    def _prepare_inputs(self, batch):
+        inputs = super()._prepare_inputs(batch)
+        return inputs | {"advantages": inputs["advantages"].flip(0)}
+
+
+@pytest.mark.parametrize("cls, verdict", [(OwnLoss, "same"), (OwnLossOfOthers, "different")])
+def test_the_batches_of_a_loss_of_ones_own_are_compared(cls, verdict, tmp_path):
+    report = check_step(make(tmp_path / "a", cls=cls))
+    assert report["batches"].verdict == verdict and ("takes 8 rows" in report["batches"].cause) == (verdict == "same"), report
+    assert {stage.name for stage in report.undecided} == {"log-probs", "loss", "gradient"}, report
+    assert "elsewhere" in report["log-probs"].cause and "elsewhere" in report["loss"].cause
+    for path in kept(tmp_path / "b", cls=cls):
+        assert replay_step(path)["batches"].verdict == verdict

@@ -6,11 +6,14 @@ import numpy as np
 import pytest
 import torch
 from conftest import daily
-from distillation_cases import FAULTS, HEALTHY, make
+from datasets import Dataset
+from distillation_cases import BASE, FAULTS, HEALTHY, PROMPTS, make, teacher
 from trl import DistillationTrainer
+from trl.experimental import server_distillation
 
 from workbench import attach_watch, audit_run, check_step
 from workbench.errors import ParameterError
+from workbench.experiments.recipes import resolve_model
 from workbench.logs.completions import read_completions
 from workbench.replay.distillation import divergence
 from workbench.watch.attach import StepCheck
@@ -111,3 +114,25 @@ def test_a_teacher_that_follows_the_student_is_told(cls, verdict, tmp_path):
 def test_steps_of_a_distillation_are_not_kept_in_files(tmp_path):
     with pytest.raises(ParameterError, match="this trainer is Distillation; check_every"):
         attach_watch(make(tmp_path), record_steps=1)
+
+
+class OfAServer(server_distillation.ServerDistillationTrainer):
+    """The server's teacher is a model in this process."""
+
+    @torch.no_grad()
+    def _get_teacher_token_logprobs_from_server(self, inputs, prompt_length):
+        logits = teacher()(input_ids=inputs["input_ids"], attention_mask=inputs["attention_mask"]).logits
+        logps = (logits[:, prompt_length - 1 : -1] / self.temperature).log_softmax(-1)
+        top = logps.topk(max(1, self.loss_top_k), -1)
+        own = logps.gather(-1, inputs["input_ids"][:, prompt_length:, None])[..., 0]
+        return {"actual_logprobs": own, "topk_logprobs": top.values, "topk_token_ids": top.indices}
+
+
+@pytest.mark.slow
+def test_a_distillation_from_a_server_is_checked_as_far_as_seen(tmp_path, monkeypatch):
+    monkeypatch.setattr("trl.generation.vllm_client.VLLMClient", lambda **_: None)
+    args = server_distillation.ServerDistillationConfig(str(tmp_path), teacher_model_server_url="http://none", **BASE)
+    data = Dataset.from_dict({"prompt": PROMPTS * 4})
+    report = check_step(OfAServer(resolve_model("starter"), args, data))
+    assert report.first is None and report["batches"].verdict == "same", report
+    assert {stage.name for stage in report.undecided} == {"log-probs", "teacher", "loss", "gradient"}, report

@@ -395,6 +395,7 @@ class StepListener:
         # A rollout function samples by itself, with the policy or the engine.
         self._rolls = getattr(trainer, "rollout_func", None) is not None
         around: dict[str, Callable] = {
+            "compute_loss": self._around_outer_loss,
             "_compute_loss": self._around_loss,
             "_generate_and_score_completions": self._around_generation,
             "_get_per_token_logps_and_entropies": self._around_scoring,
@@ -410,6 +411,16 @@ class StepListener:
         """Listen no more."""
         for each in self._hooks:
             each()
+
+    def _around_outer_loss(self, original: Callable, model: Any, inputs: Any, *args: Any, **kwargs: Any):
+        """Take down the batch of a subclass whose loss is not TRL's `_compute_loss`."""
+        before = len(self._record.micro_batches)
+        coefficient = adapted_coefficient(self._trainer)
+        loss = original(model, inputs, *args, **kwargs)
+        if self._record.losses and self._trainer.model.training and len(self._record.micro_batches) == before:
+            self._scored.clear()
+            self._guarded(self._note_loss, loss, inputs, coefficient)
+        return loss
 
     def _around_loss(self, original: Callable, model: Any, inputs: Any, *args: Any):
         self._scored.clear()

@@ -380,7 +380,9 @@ class Judge:
         """Say whether the trainer's log-probs are those of each row alone."""
         rows = list(self._scored())
         if not rows:
-            return Stage("log-probs", "cannot tell", "no token is in the loss")
+            elsewhere = any(row.logps is None and row.mask.any() for row in all_loss_rows(self.step))
+            cause = "the loss computes its log-probs elsewhere" if elsewhere else "no token is in the loss"
+            return Stage("log-probs", "cannot tell", cause)
         used, alone = (np.concatenate(part) for part in ([r.logps for r, *_ in rows], [a.logps for *_, a in rows]))
         return self._close("log-probs", used, alone, "a row alone, without padding, has other log-probs", self._why)
 
