@@ -503,7 +503,9 @@ class OwnLossOfOthers(OwnLoss):
 @pytest.mark.parametrize("cls, verdict", [(OwnLoss, "same"), (OwnLossOfOthers, "different")])
 def test_the_batches_of_a_loss_of_ones_own_are_compared(cls, verdict, tmp_path):
     report = check_step(make(tmp_path / "a", cls=cls))
-    assert report["batches"].verdict == verdict and ("takes 8 rows" in report["batches"].cause) == (verdict == "same"), report
+    assert report["batches"].verdict == verdict and ("takes 8 rows" in report["batches"].cause) == (
+        verdict == "same"
+    ), report
     assert {stage.name for stage in report.undecided} == {"log-probs", "loss", "gradient"}, report
     assert "elsewhere" in report["log-probs"].cause and "elsewhere" in report["loss"].cause
     for path in kept(tmp_path / "b", cls=cls):

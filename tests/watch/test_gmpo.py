@@ -30,7 +30,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "one update": {},
     "two updates": OFTEN,
     "a KL, micro-batches": OFTEN | {"beta": 0.1, "gradient_accumulation_steps": 2, "per_device_train_batch_size": 4},
-    "tokens of high entropy": OFTEN | {"top_entropy_quantile": 0.5, "epsilon_high": 0.1},
+    "tokens of high entropy": OFTEN | {"top_entropy_quantile": 0.5, "epsilon_high": 0.1, "delta": 1.05},
     "masked": OFTEN
     | {"mask_truncated_completions": True, "loss_type": "grpo", "importance_sampling_level": "sequence"},
 }

@@ -19,7 +19,7 @@ pytestmark = pytest.mark.slow
 OFTEN: dict[str, Any] = {"num_iterations": 2}
 
 
-class Swapped(trl.GRPOTrainer):
+class SwapsLimits:
     def _compute_loss(self, model, inputs):
         self.epsilon_low, self.epsilon_high = self.epsilon_high, self.epsilon_low
         try:
@@ -28,13 +28,12 @@ class Swapped(trl.GRPOTrainer):
             self.epsilon_low, self.epsilon_high = self.epsilon_high, self.epsilon_low
 
 
-class SwappedRloo(trl.RLOOTrainer):
-    def _compute_loss(self, model, inputs):
-        self.epsilon_low, self.epsilon_high = self.epsilon_high, self.epsilon_low
-        try:
-            return super()._compute_loss(model, inputs)
-        finally:
-            self.epsilon_low, self.epsilon_high = self.epsilon_high, self.epsilon_low
+class Swapped(SwapsLimits, trl.GRPOTrainer):
+    pass
+
+
+class SwappedRloo(SwapsLimits, trl.RLOOTrainer):
+    pass
 
 
 class Unclipped(trl.GRPOTrainer):

@@ -328,7 +328,9 @@ def logged_kl(rows: Sequence[LossRow], settings: LossSettings) -> float:
 def logged_clip_ratios(
     rows: Sequence[LossRow], ratios: Sequence[Row], low: float, high: float, off: Row | float = 0.0
 ) -> dict[str, float]:
-    """What TRL logs of a micro-batch as `clip_ratio/*`: the share of its tokens, or of its rows' one ratio, beyond the clip.
+    """Return what TRL logs of a micro-batch as `clip_ratio/*`: the share of tokens whose ratio is beyond a limit of the clip.
+
+    Where each row has one ratio, it is the share of the rows.
 
     Args:
         ratios: of each row, (T,) or (1,).

@@ -52,9 +52,9 @@ TOLERANCES = {
     "bfloat16": Tolerance(mean=0.05, largest=1.0, cosine=0.95, norm=0.1, value=0.02),
     "float16": Tolerance(mean=0.01, largest=0.3, cosine=0.99, norm=0.05, value=0.005),
 }
-_LOST = 1e-6  # of the size of a sum in fp32
+_LOST = 1e-6  # by how much fp32 rounds a sum, relative to the sum of the magnitudes
 SAME = 1e-5  # below this numbers are the same in fp32
-# Where rounding may be larger than this share of the largest advantage (or of 1, if that is larger), a fault cannot be told.
+# Where rounding may be larger than this share of the largest advantage (or of 1, if that is larger), a fault cannot be seen.
 _BLIND = 0.1
 _ZERO_STD = 1e-8  # up to which TRL counts a standard deviation as 0
 # Settings that a trainer copies from its args, and the stage that each decides.
@@ -469,7 +469,7 @@ def check_metrics(step: Step, losses: Sequence[Loss | None]) -> Stage | None:
 
 
 def _logged_of_generation(step: Step) -> tuple[dict[str, float], dict[str, float]]:
-    """What a generation logs, and what else each number may be off by."""
+    """Return the numbers that a generation logs, and by how much fp32 may round each."""
     rewards = row_rewards(step.rewards[0], step.settings["reward_weights"])
     off = row_rounding(step.rewards[0], step.settings["reward_weights"])
     expected = {"reward": float(np.nanmean(rewards))}
@@ -499,7 +499,7 @@ def _logged_of_generation(step: Step) -> tuple[dict[str, float], dict[str, float
 
 
 def _logged_of_loss(step: Step, loss: Loss | None) -> dict[str, float]:
-    """What the last micro-batch logs; each has its own numbers."""
+    """Return the numbers that the loss of the last micro-batch logs."""
     expected = {}
     last = step.micro_batches[-1].rows if step.micro_batches else []
     tokens = sum(float(row.mask.sum()) for row in last)

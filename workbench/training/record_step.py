@@ -467,7 +467,7 @@ class StepListener:
         names = ("inputs", "prompts", "completions", "completion_ids_list")
         own = dict(zip(names, args, strict=False)) | kwargs
         own |= {name: _apart(own[name]) for name in ("prompts", "completions") if name in own}
-        calls: list[list[list]] = [[] for _ in trainer.reward_funcs]  # of each function, what it returned
+        calls: list[list[list]] = [[] for _ in trainer.reward_funcs]  # what each function returned, call by call
         with contextlib.ExitStack() as stack:
             heard = [_heard(*each, record, own, stack) for each in zip(trainer.reward_funcs, calls, strict=True)]
             stack.enter_context(mock.patch.object(trainer, "reward_funcs", heard))
@@ -597,9 +597,7 @@ def _heard(
         @functools.wraps(function, updated=())
         async def awaited(*args: Any, **kwargs: Any):
             _note_rows(record, own, kwargs)
-            result = _listed(await function(*args, **kwargs))
-            calls.append(list(result) if isinstance(result, Iterable) else [])
-            return result
+            return _noted(calls, await function(*args, **kwargs))
 
         return awaited
 
@@ -607,18 +605,20 @@ def _heard(
     def scored(*args: Any, **kwargs: Any):
         _note_rows(record, own, kwargs)
         seed, was_fresh = torch.initial_seed(), _is_freshly_seeded()
-        result = _listed(function(*args, **kwargs))
+        result = _noted(calls, function(*args, **kwargs))
         if torch.initial_seed() != seed or (_is_freshly_seeded() and not was_fresh):
             record.seeding.add(getattr(function, "__name__", type(function).__name__))
-        calls.append(list(result) if isinstance(result, Iterable) else [])
         return result
 
     return scored
 
 
-def _listed(result: Any) -> Any:
-    """What a reward function returns; an iterator, which can be read once, as a list."""
-    return list(result) if isinstance(result, Iterator) else result
+def _noted(calls: list[list], result: Any) -> Any:
+    """Add what a reward function returned to its calls, and return it: an iterator can be read once, so as a list."""
+    if isinstance(result, Iterator):
+        result = list(result)
+    calls.append(list(result) if isinstance(result, Iterable) else [])
+    return result
 
 
 def _note_logits(calls: list[list], _model: Any, _args: Any, output: Any) -> None:

@@ -52,7 +52,8 @@ def step_of(trainer: Any, kind: str, record: StepRecord) -> Step:
         "router_aux_loss_coef": router_coefficient(trainer),
     }
     if is_gmpo(trainer):
-        settings |= {"loss_type": "gmpo", "importance_sampling_level": "token", "use_bias_correction_kl": False}
+        unread = {"importance_sampling_level": "token", "use_bias_correction_kl": False, "delta": None}
+        settings |= {"loss_type": "gmpo"} | unread
     if begun:  # a callback may have changed the trainer, which then does what it should
         settings |= {name: of_trainer for name, (_, of_trainer) in deviations.items()}
     rows = list(_sampled_rows(trainer, record))

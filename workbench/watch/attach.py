@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pandas as pd
 import torch
 from accelerate.utils import gather_object
@@ -144,7 +145,7 @@ class StepCheck(LiveCallback):
         step = self._trainer.state.global_step + 1
         before = self.guarded(self._sums, "grad") if step in self.reports else None
         result = original(*args, **kwargs)
-        if before is not None and self.guarded(self._sums, "grad") not in (before, None):
+        if before is not None and self.guarded(self._differ, "grad", before):
             names = ", ".join(others_with(self._trainer, "on_pre_optimizer_step")) or "a callback"
             self._amend(step, f"{names} changes the gradient after it is clipped, before the optimizer takes it")
         return result
@@ -155,8 +156,13 @@ class StepCheck(LiveCallback):
         self._moved = None if sums is None else (step, sums)
         return original(*args, **kwargs)
 
+    def _differ(self, name: str, before: list[float]) -> bool:
+        """Say whether the sums of gradients or weights are others now; a gradient that overflows is NaN both times."""
+        now = self._sums(name)
+        return len(now) != len(before) or not np.array_equal(now, before, equal_nan=True)
+
     def _sums(self, name: str) -> list[float]:
-        """Of the gradients (`grad`) or weights (`data`) that train."""
+        """Sum each gradient (`grad`) or weight (`data`) that trains."""
         tensors = [getattr(p, name) for p in self._trainer.model.parameters() if p.requires_grad]
         return sums_of(tensor for tensor in tensors if tensor is not None)
 
@@ -172,7 +178,7 @@ class StepCheck(LiveCallback):
 
     def on_step_begin(self, args: Any, state: Any, control: Any, **_: Any):
         step, accelerator = state.global_step + 1, self._trainer.accelerator
-        if self._moved is not None and self.guarded(self._sums, "data") not in (self._moved[1], None):
+        if self._moved is not None and self.guarded(self._differ, "data", self._moved[1]):
             self._amend(
                 self._moved[0],
                 "the weights change between the optimizer's step and the next update: a callback moves them",
