@@ -50,6 +50,7 @@ SHOWN = {
 }
 NOT_SHOWN = {
     "empty_completion": "the step raises",
+    "equal_rewards": "the step is TRL's definition but for rounding, and is said to be",
     "ignored_stop_option": "the option is dropped before the step",
     "stop_strings_need_a_tokenizer": "the step raises",
     "hidden_stop_token": "it is the text that a reward function reads",

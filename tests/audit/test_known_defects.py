@@ -49,6 +49,7 @@ CASES = {
 # What settings alone do not decide.
 OPEN = {
     "empty_completion": {},
+    "equal_rewards": {"num_generations": 8},
     "hidden_stop_token": {"generation_kwargs": {"stop_token_ids": [5]}},
     "open_tool_turn": STOP,
     "padding_without_positions": {},

@@ -6,14 +6,15 @@ import re
 
 import numpy as np
 import pytest
-from made_up import flat, log, rising
+from made_up import flat, log, rising, rows
 from tensorboard_files import write_events
 
 from workbench.audit.check import check
+from workbench.audit.finding import FOUND
 from workbench.audit.report import audit_run
 from workbench.audit.rules_data import log_damage
 from workbench.audit.rules_ends import never_stops
-from workbench.audit.rules_gradient import wasted_groups, zero_gradient
+from workbench.audit.rules_gradient import equal_groups, false_zero_std, wasted_groups, zero_gradient
 from workbench.audit.rules_learning import no_learning, spikes
 from workbench.audit.rules_reward import dead_rewards
 from workbench.audit.rules_sampler import lost_to_correction
@@ -124,6 +125,29 @@ def test_one_gradient_of_ten_steps_is_set_against_a_share_of_all():
     lost = log(grad_norm=0.0, zero_std_share=0.2, reward=flat)
     lost.steps["step"] *= 10
     assert zero_gradient(lost).cause == "unknown"
+
+
+ROUNDED = {"reward": 0.7, "reward_std": 6e-8, "zero_std_share": 0.0, "grad_norm": 5e-4, "learning_rate": 1e-6}
+
+
+def test_a_spread_below_rounding_is_no_difference():
+    found = false_zero_std(log(**ROUNDED))
+    assert found.verdict == FOUND and "fp32 rounds the mean" in found.says and "batch" not in found.says
+    assert false_zero_std(log(**ROUNDED | {"reward_std": 1e-3})).verdict != FOUND
+    assert false_zero_std(log(**ROUNDED | {"zero_std_share": 1.0})).verdict != FOUND
+    assert list(equal_groups(log(reward=0.7, reward_std=6e-8))) == [1.0] * 60
+
+
+@pytest.mark.parametrize("reward", [0.7, 0.75], ids=["fp32 rounds it", "fp32 has it"])
+def test_equal_rewards_of_a_group_are_blamed_on_the_right_cause(reward):
+    table = rows(size=8, reward=lambda s, g, r: reward if g < 2 else float(r % 2))
+    logged = {"zero_std_share": 0.0, "grad_norm": 0.3, "learning_rate": 1e-6}
+    found = false_zero_std(log(**logged, completions=table, facts={"num_generations": 8}))
+    assert found.verdict == FOUND
+    assert ("fp32 rounds the mean" in found.says) == (reward == 0.7)
+    assert ("scale_rewards='batch'" in found.says) == (reward == 0.75)
+    rloo = false_zero_std(log(**logged, completions=table, facts={"num_generations": 8, "trainer": "RLOOTrainer"}))
+    assert ("KL penalty" in rloo.says) == (reward == 0.75) and "scale_rewards" not in rloo.says
 
 
 def test_nobody_is_told_to_log_what_is_logged():

@@ -24,6 +24,7 @@ DEFAULTS = {
     "loss_type": "dapo",
     "mask_truncated_completions": False,
     "multi_objective_aggregation": "sum_then_normalize",
+    "num_generations": 8,
     "per_device_train_batch_size": 8,
     "scale_rewards": "group",
     "top_entropy_quantile": 1.0,
@@ -36,7 +37,8 @@ DEFAULTS = {
 }
 _BY_TOKENS = ("dapo", "cispo", "vespo")  # the losses that divide by the tokens of a generation batch
 _NUMBERS = (
-    "gradient_accumulation_steps", "steps_per_generation", "per_device_train_batch_size", "generation_batch_size"
+    "gradient_accumulation_steps", "steps_per_generation", "per_device_train_batch_size", "generation_batch_size",
+    "num_generations",
 )  # fmt: skip
 
 
@@ -152,6 +154,9 @@ MET: dict[str, tuple[Sequence[str], Callable[[Settings], Met]]] = {
         s["use_vllm"] and s.stops, f"use_vllm=True, {s.stops} in generation_kwargs")),
     "empty_completion": (_GROUPED, lambda s: (None, "a rollout_func or a server that returns an empty completion")),
     "engine_seed": (_NOT_PPO, lambda s: _if(s.colocate, s.say("use_vllm", "vllm_mode"))),
+    "equal_rewards": (("GRPO",), lambda s: _if(
+        False, "", "rewards such as 0.7 or 1.2, which fp32 rounds" * (
+            s["num_generations"] > 2 and s["scale_rewards"] not in ("batch", "none", False)))),
     "false_clipping": (_GROUPED, lambda s: _if(s.stops, f"{s.stops} in generation_kwargs", _AT_A_TEXT)),
     "hidden_stop_token": (_GROUPED, _stop_ids),
     "ignored_stop_option": (_GROUPED, _ignored),

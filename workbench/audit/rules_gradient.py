@@ -10,6 +10,7 @@ from .trends import LEAST, ends_at_the_top, highest_reward, quarters, reward_of,
 
 _FEW, _MANY, _THIRD, _HALF = 0.05, 0.2, 1 / 3, 0.5  # share of steps
 _SHORT = 40  # steps
+_UNIT = 2.0**-23  # between 1 and the next number of fp32
 _OF_BATCH = (("scale_rewards", "batch"), ("multi_objective_aggregation", "normalize_then_sum"))
 
 
@@ -30,7 +31,7 @@ def equal_groups(log: Log) -> np.ndarray | None:
     spread = _loss_with_zeros(log) if spread is None else spread
     if spread is None or not log.grouped:
         return None
-    return np.where(np.isnan(spread), np.nan, spread == 0)
+    return np.where(np.isnan(spread), np.nan, (spread == 0) | _is_rounding(log))
 
 
 def _spread(log: Log) -> np.ndarray | None:
@@ -41,6 +42,14 @@ def _spread(log: Log) -> np.ndarray | None:
         if spread is None and lowest is not None and highest is not None:
             spread = highest - lowest
     return spread
+
+
+def _is_rounding(log: Log) -> np.ndarray:
+    """True at the steps, (N,), whose rewards spread by less than fp32 rounds their mean: they are equal."""
+    spread, reward = log.metric("reward_std"), log.metric("reward")
+    if spread is None or reward is None:
+        return np.zeros(len(log.steps), bool)
+    return (spread > 0) & (spread <= 4 * _UNIT * np.abs(reward))
 
 
 def _only_the_loss_tells(log: Log) -> bool:
@@ -80,12 +89,15 @@ def _share(log: Log, steps: pd.Series, groups: pd.Series) -> np.ndarray | None:
 
 @rule
 def false_zero_std(log: Log) -> Finding:
-    """Whether the logged share of groups with equal rewards is wrong, because TRL computed it from the whole batch.
+    """Whether the logged share of groups with equal rewards is wrong: TRL computed it of the batch, or fp32 rounded a mean.
 
     TRL compares the standard deviation by which it scales with 0. With scale_rewards="batch" and with
     multi_objective_aggregation="normalize_then_sum" that is the one of the batch: the share is 0 even if all groups have equal
     rewards. The rule looks at the completions, and at steps with a gradient of exactly 0 although the log says that rewards
     differ, if other steps have a gradient or `reward_std` is of the batch too. The settings alone make the share doubtful.
+
+    In fp32 the mean of eight times 0.7 is not 0.7, and a standard deviation of 6e-8 is not 0. Then the share is too low too,
+    and these groups have a small advantage, all of one sign, of which the steps make noise.
 
     Wrong where: the batch has only one group: then the standard deviation of the batch is that of the group.
     """
@@ -98,6 +110,8 @@ def false_zero_std(log: Log) -> Finding:
     if log.groups is not None and log.sure_of_groups and log.each_step and table is not None:
         whole = "reward" in table and not table["reward"].isna().any()
         true = None if not whole else _share(log, log.groups["step"], log.groups["rewards"] <= 1)
+    if (rounded := _rounded_groups(log, logged)).any() and not setting:
+        return _rounded_means(log, logged, rounded)
     if true is not None:
         wrong, why = np.nan_to_num(true - logged) > 0.005, f"it is {np.nanmean(true):.0%} in the completions"
     else:
@@ -118,13 +132,42 @@ def false_zero_std(log: Log) -> Finding:
     because = setting or "as with scale_rewards='batch'"
     says = f"frac_reward_zero_std says that {np.nanmean(logged):.0%} of the groups have equal rewards. "
     says += f"That is wrong: {why}." if wrong.any() else "This is no share of groups: it is of the whole batch."
-    says += f" TRL computes it from the standard deviation by which it scales, here that of the batch ({because})."
+    if log.trainer == "RLOOTrainer":
+        says += " RLOO compares rewards less the KL penalty, which nearly always differ."
+    else:
+        says += f" TRL computes it from the standard deviation by which it scales, here that of the batch ({because})."
     advice = (
         "Count equal groups from the completions (log_completions=True). Only this number is wrong, not the training."
     )
     evidence = {"logged share": float(np.nanmean(logged)), "steps that contradict it": int(wrong.sum())}
     severity, contradicts = WARNING if wrong.any() else NOTE, ("zero_std_share",)
     return found(severity, says, advice, steps=log.at(wrong), evidence=evidence, contradicts=contradicts)
+
+
+def _rounded_groups(log: Log, logged: np.ndarray) -> np.ndarray:
+    """True at the steps, (N,), whose share is too low because fp32 rounds the mean of equal rewards."""
+    if (shown := _is_rounding(log) & (logged < 1)).any():
+        return shown
+    groups, size = log.groups, log.num_generations
+    if groups is None or size is None or "reward" not in groups or not (log.sure_of_groups and log.each_step):
+        return np.zeros(len(logged), bool)
+    sums = groups["reward"].to_numpy(np.float32).astype(float)[:, None] * np.arange(1, size + 1)
+    exact = (np.float32(sums) == sums).all(axis=1)
+    highest = _share(log, groups["step"], groups["rewards"] <= 1)
+    lowest = _share(log, groups["step"], (groups["rewards"] <= 1) & exact)
+    if highest is None or lowest is None:
+        return np.zeros(len(logged), bool)
+    return (highest - logged > 0.005) & (lowest - logged <= 0.005)
+
+
+def _rounded_means(log: Log, logged: np.ndarray, where: np.ndarray) -> Finding:
+    says = f"frac_reward_zero_std is {np.nanmean(logged[where]):.0%} in {where.sum()} steps in which more groups have equal "
+    says += "rewards: fp32 rounds the mean of rewards such as 0.7, and TRL takes what is left for a difference. These groups "
+    says += "have a small advantage, all of one sign, of which the steps make noise."
+    advice = "Give rewards that are multiples of a quarter, whose means fp32 has, or count equal groups from the completions."
+    evidence = {"logged share": float(np.nanmean(logged)), "steps that contradict it": int(where.sum())}
+    severity = WARNING if _often(where) else NOTE
+    return found(severity, says, advice, steps=log.at(where), evidence=evidence, contradicts=("zero_std_share",))
 
 
 def _often(where: np.ndarray) -> bool:

@@ -301,6 +301,8 @@ def _explained(step: Step, stage: Stage, used: np.ndarray, expected: np.ndarray,
         cause = (
             f"fp32 rounds the means of rewards of up to {size:.3g}: advantages are off by up to {difference.max():.2g}"
         )
+        if (noise := (np.abs(expected) < 1e-12) & (used != 0)).any():
+            cause += f"; {noise.sum()} rows that should have none train with it"
         return Stage("advantages", "rounding", cause, stage.largest)
     cause = (
         f"fp32 has too few digits for rewards of up to {size:.3g} that differ so little: advantages are off by up to"
