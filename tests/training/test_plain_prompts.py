@@ -7,6 +7,7 @@ import warnings
 import pytest
 import trl
 from datasets import Dataset, IterableDataset
+from tokenizers.processors import TemplateProcessing
 from transformers import AutoTokenizer
 
 from workbench.audit.report import audit_run
@@ -14,7 +15,7 @@ from workbench.experiments.recipes import grpo_config, make_recipe
 from workbench.generation.stops import StopSpec
 from workbench.training.grpo import GRPOTrainer, RLOOTrainer
 from workbench.training.rewards import length_reward
-from workbench.training.updates import has_plain_prompts
+from workbench.training.updates import has_plain_prompts, warn_before_training
 from workbench.watch.attach import attach_watch
 
 pytestmark = pytest.mark.slow
@@ -88,6 +89,45 @@ def test_stock_trl_says_nothing_of_plain_prompts_the_watch_does(tmp_path, starte
     trainer.train()  # without EOS and pad no completion stops
     (run,) = audit_run(watch.recorder.record_dir).runs
     assert any("Write prompts as messages" in finding.advice for finding in run.findings)
+
+
+def adds(tokenizer, single):
+    """The tokenizer, which now adds special tokens to a text as Llama's does."""
+    known = [(token, tokenizer.convert_tokens_to_ids(token)) for token in ("<|bos|>", tokenizer.eos_token)]
+    processor = TemplateProcessing(single=single, special_tokens=known)
+    tokenizer.backend_tokenizer.post_processor = processor
+
+
+@pytest.mark.parametrize("cls", [trl.GRPOTrainer, trl.RLOOTrainer], ids=["GRPO", "RLOO"])
+@pytest.mark.parametrize(
+    "prompt, single, says",
+    [
+        ("<|bos|>[user] go on", "<|bos|> $A", r"begin with '<\|bos\|>' twice"),
+        ("[user] go on", "<|bos|> $A", None),
+        ("[user] go on", "<|bos|> $A EOS", "end with .*, which the tokenizer adds"),
+        ("[user] go on EOS", "<|bos|> $A", None),
+        (MESSAGES, "<|bos|> $A EOS", None),
+    ],
+    ids=["two BOS", "one BOS", "an EOS", "an EOS of the text", "messages"],
+)
+def test_a_second_bos_and_an_added_eos_are_known(tmp_path, starter_folder, cls, prompt, single, says):
+    trainer = make(cls, tmp_path, starter_folder)
+    tokenizer = trainer.processing_class
+    tokenizer.add_special_tokens({"bos_token": "<|bos|>"})
+    trainer.model.resize_token_embeddings(len(tokenizer))
+    adds(tokenizer, single.replace("EOS", tokenizer.eos_token))
+    if ends_itself := prompt == "[user] go on EOS":
+        prompt = prompt.replace(" EOS", tokenizer.eos_token)
+    trainer.train_dataset = prompts(prompt)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        warn_before_training(trainer)
+    said = [str(one.message) for one in caught if re.search("begin with|end with", str(one.message))]
+    assert len(said) == (says is not None) and all(re.search(says, one) for one in said), said
+    ids = trainer._tokenize_prompts([prompt])[0][0]  # what is said is so in TRL
+    bos, eos = tokenizer.bos_token_id, tokenizer.eos_token_id
+    assert (ids[:2] == [bos, bos]) == ("twice" in (says or ""))
+    assert (ids[-1] == eos) == (ends_itself or (single.endswith("EOS") and isinstance(prompt, str)))
 
 
 @pytest.mark.parametrize(

@@ -82,10 +82,37 @@ def has_plain_prompts(trainer: Any) -> bool:
 
 
 def warn_before_training(trainer: Any) -> None:
-    """Warn of plain prompts, of updates that rounding takes, and of a chat template that changes earlier turns."""
+    """Warn of prompts that are not as the model knows them, of updates that rounding takes, and of turns that are changed."""
     said = [PLAIN_PROMPTS] if has_plain_prompts(trainer) else []
-    for text in (*said, *_lost_updates(trainer), *_changed_turns(trainer)):
+    for text in (*said, *_special_tokens(trainer), *_lost_updates(trainer), *_changed_turns(trainer)):
         warn_user(text)
+
+
+def _special_tokens(trainer: Any) -> Iterator[str]:
+    """The warning where the first prompt begins with two BOS, or ends with an EOS that the tokenizer added.
+
+    TRL tokenizes text with the tokenizer's special tokens, and text that a chat template made has some already.
+    """
+    tokenizer, data = tokenizer_of(trainer), trainer.train_dataset
+    if not hasattr(data, "__getitem__") or getattr(trainer, "rollout_func", None) is not None:
+        return
+    try:
+        row = data[0]
+        text = row.get("prompt", "")
+        ids = list(row["input_ids"] if "input_ids" in row else tokenizer(text=text)["input_ids"])
+    except Exception:  # a tokenizer and a data set are anybody's; message lists are no text
+        return
+    bos, eos, last = tokenizer.bos_token_id, tokenizer.eos_token_id, ids[-1:]
+    if bos is not None and ids[:2] == [bos, bos]:
+        yield (
+            f"prompts begin with {tokenizer.bos_token!r} twice: the text has one, and the tokenizer adds one. Write message "
+            "lists, or take it off the text: prompt.removeprefix(tokenizer.bos_token)"
+        )
+    if last == [eos] != [bos] and tokenizer(text=text, add_special_tokens=False)["input_ids"][-1:] != last:
+        yield (
+            f"prompts end with {tokenizer.eos_token!r}, which the tokenizer adds: the model continues behind its end. Load the "
+            "tokenizer with add_eos_token=False"
+        )
 
 
 def _changed_turns(trainer: Any) -> Iterator[str]:
