@@ -150,6 +150,22 @@ def test_equal_rewards_of_a_group_are_blamed_on_the_right_cause(reward):
     assert ("KL penalty" in rloo.says) == (reward == 0.75) and "scale_rewards" not in rloo.says
 
 
+@pytest.mark.parametrize(
+    "prompt, text, says",
+    [
+        ("1 + 1?<think>\n", "Two.</think>2", "the prompt opens it"),
+        ("1 + 1?", "Two.</think>2", "the chat template may open it"),
+        ("1 + 1?", "<think>Two.</think>2", "what it looks for may never be sampled"),
+        ("1 + 1?", "2", "what it looks for may never be sampled"),
+    ],
+    ids=["opened by the prompt", "not shown", "opened by the completion", "no tag"],
+)
+def test_a_tag_that_the_prompt_opens_is_why_no_format_pays(prompt, text, says):
+    table = rows(prompt=lambda s, g, r: f"{s} {g} {prompt}", text=lambda s, g, r: text)
+    found = dead_rewards(log(**{"rewards/format": 0.0, "rewards/match": rising}, completions=table))
+    assert found.verdict == FOUND and says in found.advice
+
+
 def test_nobody_is_told_to_log_what_is_logged():
     whole = {"grad_norm": 0.0, "zero_std_share": 0.2, "clipped_ratio": 0.1, "reward": flat}
     assert not zero_gradient(log(**whole)).advice.startswith("Log")

@@ -14,6 +14,8 @@ from .trends import LEAST, change, quarters, reward_of, rises
 
 _PARTS = f"Log the mean of each of several reward functions over {LEAST} steps or more, as TRL does."
 _FAILING = 0.1  # share of calls
+_CLOSED = re.compile(r"</(\w+)>")
+_SOME = 100  # completions
 FORM_ONLY = "form-only"  # cause of reward-parts
 # Words in the names of reward functions that score the answer, and of those that score its form whatever else is in the name.
 _OF_ANSWER = re.compile(
@@ -140,7 +142,8 @@ def _constant_part(name: str, value: float) -> str:
 def dead_rewards(log: Log) -> Finding:
     """Whether one of several reward functions gave the same value in every step: a note, since it teaches nothing.
 
-    How: `rewards/<f>/mean` over 8 steps and more.
+    How: `rewards/<f>/mean` over 8 steps and more. Where completions close a tag that they do not open, as `<think>`, which many
+    chat templates write into the prompt, the advice says so.
     Wrong where: a function guards against what never happens: then it is right that it never varies.
     """
     parts = _parts(log)
@@ -159,8 +162,23 @@ def dead_rewards(log: Log) -> Finding:
     )
     if len(always) < len(constant):
         never = "Call the function on a completion that should earn its reward: what it looks for may never be sampled."
-        advice = f"{never} {advice}".strip()
+        advice = f"{_of_opened_tag(log) or never} {advice}".strip()
     return found(NOTE, says, advice, evidence={"constant": dict(constant)})
+
+
+def _of_opened_tag(log: Log) -> str:
+    """Advice where at least half of the completions close a tag, and at most one in twenty opens it."""
+    if log.completions is None or not len(log.completions):
+        return ""
+    texts = log.completions["completion"].astype(str)
+    for tag in dict.fromkeys(tag for text in texts.head(_SOME) for tag in _CLOSED.findall(text)):
+        closed, opened = (texts.str.contains(mark, regex=False) for mark in (f"</{tag}>", f"<{tag}>"))
+        if closed.mean() < 0.5 or opened.mean() > 0.05:
+            continue
+        by_prompt = log.completions["prompt"].astype(str).str.rstrip().str.endswith(f"<{tag}>").mean()
+        where = "the prompt opens it, so it is no part of them" if by_prompt > 0.5 else "the chat template may open it"
+        return f"Completions close </{tag}> and do not open it: {where}. Let the function ask for the end alone."
+    return ""
 
 
 def failing_calls(log: Log) -> np.ndarray | None:
