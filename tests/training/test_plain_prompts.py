@@ -130,6 +130,18 @@ def test_a_second_bos_and_an_added_eos_are_known(tmp_path, starter_folder, cls, 
     assert (ids[-1] == eos) == (ends_itself or (single.endswith("EOS") and isinstance(prompt, str)))
 
 
+@pytest.mark.parametrize("ids, says", [([1, 1, 7], True), ([1, 7, 0], False)], ids=["two BOS", "one"])
+def test_a_second_bos_is_known_in_tokens_that_are_given(tmp_path, starter_folder, ids, says):
+    trainer = make(trl.GRPOTrainer, tmp_path, starter_folder)
+    trainer.processing_class.bos_token = trainer.processing_class.convert_ids_to_tokens(1)
+    trainer.train_dataset = Dataset.from_list([{"input_ids": ids, "prompt": MESSAGES}] * 4)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        warn_before_training(trainer)
+    assert any("twice" in str(one.message) for one in caught) is says
+    assert not any("end with" in str(one.message) for one in caught)
+
+
 @pytest.mark.parametrize(
     "own, option",
     [(GRPOTrainer, {"stop": ["a", "e"]}), (RLOOTrainer, {"stop_token_ids": [70, 71]})],

@@ -98,17 +98,18 @@ def _special_tokens(trainer: Any) -> Iterator[str]:
         return
     try:
         row = data[0]
-        text = row.get("prompt", "")
+        text = "" if "input_ids" in row else row["prompt"]
         ids = list(row["input_ids"] if "input_ids" in row else tokenizer(text=text)["input_ids"])
+        own = tokenizer(text=text, add_special_tokens=False)["input_ids"]
     except Exception:  # a tokenizer and a data set are anybody's; message lists are no text
         return
-    bos, eos, last = tokenizer.bos_token_id, tokenizer.eos_token_id, ids[-1:]
+    bos, eos = tokenizer.bos_token_id, tokenizer.eos_token_id
     if bos is not None and ids[:2] == [bos, bos]:
         yield (
             f"prompts begin with {tokenizer.bos_token!r} twice: the text has one, and the tokenizer adds one. Write message "
             "lists, or take it off the text: prompt.removeprefix(tokenizer.bos_token)"
         )
-    if last == [eos] != [bos] and tokenizer(text=text, add_special_tokens=False)["input_ids"][-1:] != last:
+    if own and eos != bos and ids[-1] == eos != own[-1]:
         yield (
             f"prompts end with {tokenizer.eos_token!r}, which the tokenizer adds: the model continues behind its end. Load the "
             "tokenizer with add_eos_token=False"
