@@ -29,6 +29,8 @@ LOGGED = {  # metric of TRL -> unit
     "frac_reward_zero_std": "share of groups",
     "grad_norm": "norm of the gradient",
 }
+MOVED = "update/moved"  # share of the weights that a step changes, of the steps that were measured; stored as a median
+DTYPES = {"float32": "fp32", "bfloat16": "bf16"}  # of the weights
 ABOUT = {
     "model": "SmolLM2-135M-Instruct, 135 M parameters, Q4_1 widened to fp32; Apache-2.0",
     "hardware": "a CPU, 1 thread",
@@ -91,6 +93,7 @@ def baseline(arm: str, trainings: dict[int, Run], name: str, environment: dict) 
         task += f", {target} characters"
     rank = recipe.get("lora_rank")  # a record has it where it is not 0
     trained = f"LoRA, rank {rank}, all linear layers" if rank else "all weights"
+    dtype = first["overrides"].get("model_init_kwargs", {}).get("dtype", "float32")
     learns = "the right answer in its tag" if reward["name"] == "reward_exact_match" else reward["name"]
     settings = {key: value for key, value in recipe.items() if key != "seed"} | {"dataset": dataset}
     metrics = {seed: one.metrics for seed, one in trainings.items()}
@@ -127,7 +130,7 @@ def baseline(arm: str, trainings: dict[int, Run], name: str, environment: dict) 
         "method": f"GRPO in TRL {environment['packages']['trl']}, {trained}, "
         f"learning rate {recipe['learning_rate']:g}, {recipe['lr_scheduler_type']}, {batch} completions a step in groups of "
         f"{recipe['num_generations']}, at most {recipe['max_completion_length']} tokens, temperature {recipe['temperature']}, "
-        f"beta {recipe['beta']}, sampled by {recipe['backend']}, fp32",
+        f"beta {recipe['beta']}, sampled by {recipe['backend']}, {DTYPES[dtype]}",
         "data": f"{task}, as messages{WITHOUT_QUESTIONS.get(dataset, ' with two worked examples; held-out questions apart')}",
         "seeds": len(trainings),
         "task": task,
@@ -140,6 +143,7 @@ def baseline(arm: str, trainings: dict[int, Run], name: str, environment: dict) 
             "answers": {str(seed): answers(one.path) for seed, one in trainings.items()},
             "said": said(trainings[min(trainings)].path),
             "commonest": {str(seed): commonest(one.completions) for seed, one in trainings.items()},
+            "moved": {str(seed): float(one[MOVED].median()) for seed, one in metrics.items() if MOVED in one},
             "made_with": [made_with({"environment": environment})],
         },
     }  # fmt: skip
@@ -161,7 +165,8 @@ def with_stored(made: dict, known: dict) -> dict:
     seeds = len(curves["reward"]["by_seed"])
     sources = dict.fromkeys(known["recorded"]["made_with"] + made["recorded"]["made_with"])
     by_seed = {
-        name: known["recorded"].get(name, {}) | made["recorded"].get(name, {}) for name in ("answers", "commonest")
+        name: known["recorded"].get(name, {}) | made["recorded"].get(name, {})
+        for name in ("answers", "commonest", "moved")
     }
     return made | {
         "title": made["title"].replace(f"seeds: {made['seeds']}", f"seeds: {seeds}"),

@@ -109,6 +109,21 @@ def test_a_training_without_questions_keeps_what_it_wrote(tmp_path):
     assert ", all weights, " in made["method"] and "no questions" in made["data"]
     assert made["recorded"]["said"] == {"untrained": ["long text"], "trained": ["name", "name", "other"]}
     assert made["recorded"]["commonest"] == {"0": {"completion": "name", "count": 2, "of": 3}}
+    assert made["method"].endswith(", fp32") and made["recorded"]["moved"] == {}
+
+
+def test_a_training_of_bf16_weights_says_so_and_what_moved(tmp_path):
+    recipe = dataclasses.asdict(make_recipe("smollm2", max_steps=3))
+    reward = {"name": "reward_exact_match", "unit": "share", "lowest": 0.0, "highest": 1.0}
+    overrides = {"model_init_kwargs": {"dtype": "bfloat16"}}
+    about = {"recipe": recipe, "reward_funcs": [reward], "stops": {}, "overrides": overrides}
+    write_json(tmp_path / "recipe.json", about)
+    append_table(tmp_path, pd.DataFrame({"step": [1, 2, 3], "completion": "a", "finish_reason": "stop", "reward": 0.5}))
+    lines = [{"step": n, "reward": 0.5} | dict.fromkeys(real.LOGGED, 0.25) for n in (1, 2, 3)]
+    lines[0]["update/moved"], lines[2]["update/moved"] = 0.02, 0.04  # a step of three was not measured
+    write_text(tmp_path / "metrics.jsonl", "".join(json.dumps(line) + "\n" for line in lines))
+    made = real.baseline("bf16", {3: Run(tmp_path)}, "trial", record.about() | {"date": "2026-01-01"})
+    assert made["method"].endswith(", bf16") and made["recorded"]["moved"] == {"3": pytest.approx(0.03)}
 
 
 def test_a_real_run_is_documented_by_its_finished_seeds(tmp_path, monkeypatch, capsys):
