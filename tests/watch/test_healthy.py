@@ -6,9 +6,16 @@ import pytest
 import torch
 import trl
 from conftest import daily
-from peft import LoraConfig
+from peft import HRAConfig, LoraConfig, VeraConfig
 from step_cases import ShiftedRewards, TwiceTheLoss, length, make, vowels
-from transformers import AutoModelForCausalLM, AutoTokenizer, Qwen3MoeConfig, Qwen3MoeForCausalLM
+from transformers import (
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    Qwen2Config,
+    Qwen2ForCausalLM,
+    Qwen3MoeConfig,
+    Qwen3MoeForCausalLM,
+)
 
 from workbench import attach_watch
 from workbench.errors import ParameterError
@@ -105,6 +112,49 @@ def test_the_dropout_of_an_adapter_is_no_difference(tmp_path):
     assert report["gradient"].cause.startswith("compared without dropout (lora_dropout=0.3): cosine 1.0")
     assert torch.equal(state, torch.random.get_rng_state())
     assert modes == [module.training for module in trainer.model.modules()]
+
+
+@pytest.mark.parametrize("cls", daily([trl.GRPOTrainer, trl.RLOOTrainer], trl.RLOOTrainer))
+def test_once_an_adapter_moves_its_dropout_is_named(tmp_path, cls):
+    trainer = with_lora_dropout(tmp_path / "out", cls)
+    watch = attach_watch(trainer, tmp_path / "record", check_every=1)
+    trainer.args.max_steps = 2
+    trainer.train()
+    report = watch.reports[2]
+    found = {"log-probs", "ratios"} if cls is trl.RLOOTrainer else {"log-probs"}
+    assert {*names_of(report, "different")} == found, report
+    assert all("the model has dropout" in report[name].cause for name in found)
+
+
+def tiny_qwen():
+    """One layer of random weights, next to which gradients are small."""
+    tokenizer = AutoTokenizer.from_pretrained(resolve_model("starter"), padding_side="left")
+    torch.manual_seed(0)
+    ids = {"eos_token_id": tokenizer.eos_token_id, "pad_token_id": tokenizer.pad_token_id, "vocab_size": len(tokenizer)}
+    sizes = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 1, "num_attention_heads": 1}
+    model = Qwen2ForCausalLM(Qwen2Config(**ids, **sizes, num_key_value_heads=1, tie_word_embeddings=True))
+    return model, tokenizer
+
+
+ADAPTERS = {"VeRA": VeraConfig, "HRA": HRAConfig}
+
+
+@pytest.mark.parametrize("name", daily(ADAPTERS, "VeRA", "HRA"))
+def test_a_small_gradient_moves_no_weight_far(tmp_path, name):
+    model, tokenizer = tiny_qwen()
+    adapter = ADAPTERS[name](task_type="CAUSAL_LM", r=4, target_modules=["q_proj"])
+    more = {"peft_config": adapter, "processing_class": tokenizer}
+    trainer = make(tmp_path / "out", model=model, learning_rate=1e-3, max_steps=3, more=more)
+    watch = attach_watch(trainer, tmp_path / "record", check_every=1)
+    trainer.train()
+    assert [watch.reports[n]["gradient"].verdict != "different" for n in (1, 2, 3)] == [True] * 3, watch.reports
+
+
+def test_an_autocast_of_the_user_bends_no_slope(tmp_path):
+    model, tokenizer = tiny_qwen()
+    with torch.autocast("cpu", torch.bfloat16):
+        report = check_step(make(tmp_path, model=model, more={"processing_class": tokenizer}))
+    assert "other than its gradient says" not in report["gradient"].cause, report
 
 
 class HalvedGradient(trl.GRPOTrainer):

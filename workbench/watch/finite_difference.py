@@ -8,9 +8,10 @@ L is the sum of each token's slope times its log-prob, and of entropies likewise
 itself would not do: it holds numbers as constants whose change a difference sees (old log-probs, the weight of CISPO, which
 tokens have the highest entropy). That its slopes are right is asked apart, in `off_policy`.
 
-v goes along the reference's gradient in each tensor, with the tensor's share of the norm, and where an element has no gradient
-at random: there the loss must not move. The row of a pad in an embedding stays: torch gives it no gradient as an input. So do
-the norms of DoRA, which its definition keeps out of the gradient (https://arxiv.org/abs/2402.09353, section 4.3).
+v goes along the reference's gradient in each tensor, equally far in each, as long as that is little next to its size, and where
+an element has no gradient at random: there the loss must not move. The row of a pad in an embedding stays: torch gives it no
+gradient as an input. So do the norms of DoRA, which its definition keeps out of the gradient
+(https://arxiv.org/abs/2402.09353, section 4.3).
 """
 
 import contextlib
@@ -36,7 +37,9 @@ from ..training.record_step import MicroBatch, StepRecord, as_it_was, score_with
 _MOVED = 2e-3  # nats a token by which v moves the loss along the gradient
 _ROUGHLY = 5e-2  # of a weight's size, by which elements without a gradient move
 _SMALLEST = 0.02  # size that a tensor of zeros or of smaller numbers counts as: that of weights before training
+_FARTHEST = 0.1  # of a tensor's size, by which it moves along its gradient at most: further away the loss is another
 _ROUNDING = 5e-6  # nats of a log-prob in fp32
+_SEEN = 5.0  # times the rounding, which a movement exceeds that shows the gradient
 _CLOSER = 4.0  # times as small is the v that confirms a difference
 _CURVED = 5e-3  # share of a movement that the curvature of the loss may make
 
@@ -84,7 +87,8 @@ def check_by_moving(
     try:
         # TRL opens accelerate's autocast around the head too.
         in_fp32 = mock.patch.object(trainer.accelerator, "native_amp", False)
-        with as_it_was(trainer), evaluating(trainer.model), without_autocast(policy), in_fp32:
+        users = torch.autocast(trainer.accelerator.device.type, enabled=False)  # the user's, around all
+        with as_it_was(trainer), evaluating(trainer.model), without_autocast(policy), in_fp32, users:
             trainer.current_gradient_accumulation_steps = len(record.micro_batches)
             probe = _Probe(trainer, step, record, losses, expected, scale, trained, policy)
             with norms_held(policy, probe.score):
@@ -115,6 +119,7 @@ class _Probe:
         self.noise = _ROUNDING * math.sqrt(square)
         norms = [float(gradient.norm()) for gradient in expected.values()]
         self.step_size = _MOVED * total / max(sum(norms), 1e-30)
+        self.held_back = False
         self.before = {name: p.detach().to("cpu", copy=True) for name, p in trained.items()}
         self.pad_rows = {name: index for name, p in trained.items() for index in pad_rows_of(policy, p)}
 
@@ -122,6 +127,9 @@ class _Probe:
         names = [*self.trained]
         said, does = self.measure(names)
         if not self._far(said, does):
+            if self.held_back and abs(said) < _SEEN * self.noise:
+                cause = f"the gradient is so small that weights moved by {_FARTHEST:.0%} of their size do not show it"
+                return Moved("cannot tell", cause)
             return Moved(
                 "same", f"the loss moves as it says, within {_share(said, does):.1g} of it", _share(said, does)
             )
@@ -182,11 +190,13 @@ class _Probe:
 
     def _whole_direction(self, name: str, weights: torch.Tensor) -> torch.Tensor:
         gradient = self.expected.get(name)
+        size = max(float(weights.square().mean().sqrt()), _SMALLEST) if weights.numel() else 0.0
         norm = 0.0 if gradient is None else float(gradient.norm())
-        along = None if gradient is None else gradient * (self.step_size / norm if norm else 0.0)
+        length = min(self.step_size, _FARTHEST * size * math.sqrt(weights.numel()))
+        self.held_back |= norm > 0 and length < self.step_size
+        along = None if gradient is None else gradient * (length / norm if norm else 0.0)
         if gradient is not None and along is not None and bool((gradient != 0).all()):
             return along
-        size = max(float(weights.square().mean().sqrt()), _SMALLEST) if weights.numel() else 0.0
         device = weights.device  # on which half a billion signs take no time
         generator = torch.Generator(device).manual_seed(zlib.crc32(name.encode()))
         signs = torch.randint(0, 2, weights.shape, generator=generator, dtype=torch.int8, device=device) * 2 - 1

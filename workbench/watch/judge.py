@@ -137,6 +137,9 @@ class Judge:
     def _of_update(self) -> list[Stage | None]:
         ratios, correction, loss = stages_of_loss(self.step, self.losses)
         ratios, loss = stages_with_answers(ratios, loss, ask_off_policy(self.trainer, self.step, self.record))
+        if ratios and ratios.verdict == "different" and (dropouts := dropouts_of(self.policy)):
+            dropout = f"the model has dropout ({', '.join(dropouts)}), which each scoring draws anew"
+            ratios = replace(ratios, cause=f"{ratios.cause}; {dropout}")
         update = update_stage(self.record, self.policy, self.trainer.args, self.trainer.state)
         return [ratios, correction, loss, self.gradient(loss), update]
 
