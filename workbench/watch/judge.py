@@ -138,7 +138,7 @@ class Judge:
         ratios, correction, loss = stages_of_loss(self.step, self.losses)
         ratios, loss = stages_with_answers(ratios, loss, ask_off_policy(self.trainer, self.step, self.record))
         if ratios and ratios.verdict == "different" and (dropouts := dropouts_of(self.policy)):
-            dropout = f"the model has dropout ({', '.join(dropouts)}), which each scoring draws anew"
+            dropout = f"the model has dropout ({', '.join(dropouts)}), which differs between two scorings"
             ratios = replace(ratios, cause=f"{ratios.cause}; {dropout}")
         update = update_stage(self.record, self.policy, self.trainer.args, self.trainer.state)
         return [ratios, correction, loss, self.gradient(loss), update]
