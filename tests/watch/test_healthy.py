@@ -122,7 +122,7 @@ def test_once_an_adapter_moves_its_dropout_is_named(tmp_path, cls):
     trainer.train()
     report = watch.reports[2]
     found = {"log-probs", "ratios"} if cls is trl.RLOOTrainer else {"log-probs"}
-    assert {*names_of(report, "different")} == found, report
+    assert found <= {*names_of(report, "different")}, report
     assert all("the model has dropout" in report[name].cause for name in found)
 
 
