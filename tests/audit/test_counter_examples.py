@@ -9,7 +9,7 @@ from workbench.audit.rules_clipping import false_clipping
 from workbench.audit.rules_data import documented_run, duplicate_prompts, log_damage, missing_rewards, mixed_groups
 from workbench.audit.rules_ends import masked_stops, never_stops, true_clipping
 from workbench.audit.rules_gradient import copies, zero_gradient
-from workbench.audit.rules_learning import collapse, length_runaway, no_learning, solved
+from workbench.audit.rules_learning import collapse, kl_runaway, length_runaway, no_learning, solved
 from workbench.audit.rules_sampler import mismatch, padding_positions, stale_sampler
 
 FOUND, ABSENT, OPEN = "found", "not found", "cannot tell"
@@ -134,6 +134,12 @@ CASES = {
     "and every group equal": (zero_gradient, log(**EQUAL), FOUND, "equal-rewards"),
     "and every ratio clipped": (zero_gradient, log(grad_norm=0.0, zero_std_share=0.2, clip_region=1.0), FOUND, "clip"),
     "and nothing of these": (zero_gradient, log(grad_norm=0.0, zero_std_share=0.2), FOUND, "unknown"),
+    "a rate that six decimals show as 0 in half of the run":
+        (zero_gradient, log(grad_norm=0.312345, learning_rate=np.repeat([1e-6, 0.0], 30)), ABSENT),
+    "a rate of 0 in half of a run with four digits":
+        (zero_gradient, log(grad_norm=0.03123, learning_rate=np.repeat([1e-6, 0.0], 30)), FOUND, "learning-rate"),
+    "gradients that three decimals show as 0": (zero_gradient, log(grad_norm=0.001 * ODD, entropy=0.5), ABSENT),
+    "gradients of 0 among large ones": (zero_gradient, log(grad_norm=0.2 * ODD, entropy=0.5), FOUND, "unknown"),
     "a gradient at a learning rate of 0": (zero_gradient, log(grad_norm=0.31234, learning_rate=0.0), FOUND, "learning-rate"),
     "a solved task has no gradient": (zero_gradient, log(**EQUAL, reward=1.0, **TOP), FOUND, "note"),
     "one that is never solved has none": (zero_gradient, log(**EQUAL, reward=0.0, **TOP), FOUND, "problem"),
@@ -171,6 +177,10 @@ CASES = {
     "the same with noise": (stale_sampler, log(logp_difference=lambda x: 0.3 + 0 * x), ABSENT),
     "left behind at once": (stale_sampler, log(logp_difference=np.minimum(np.arange(60) * 0.1, 0.5) + 1e-7), FOUND),
     "grown twenty thousand times": (stale_sampler, log(logp_difference=1e-7 + np.linspace(0, 2e-3, 60)), FOUND),
+    "a policy that becomes less sure in bf16": (stale_sampler, log(logp_difference=np.linspace(0.004, 0.03, 60)), "warning"),
+    "the same in fp32":
+        (stale_sampler, log(logp_difference=np.linspace(0.004, 0.03, 60), facts={"dtype": "float32"}), "problem"),
+    "older weights from the second step on": (mismatch, log(logp_difference=np.r_[0.01, np.full(59, 0.08)]), FOUND, "lag"),
     "no token to compare in the first step": (stale_sampler, log(logp_difference=np.r_[0.0, np.full(59, 0.03)]), OPEN),
     "no token to compare in any": (stale_sampler, log(logp_difference=0.0), OPEN),
     "probabilities that part": (stale_sampler, log(probability_difference=lambda x: 0.2 * x), FOUND),
@@ -247,6 +257,8 @@ CASES = {
     "steps out of order": (log_damage, log(order=[1, 3, 2, 4]), FOUND, "order"),
     "steps that are missing": (log_damage, log(order=[1, 2, 3, 9, 10]), FOUND, "missing"),
     "steps that are logged every tenth": (log_damage, log(order=[1, 10, 20, 30, 40]), ABSENT),
+    "a KL below 0 throughout": (kl_runaway, log(kl=lambda x: -2 - 3 * x, reward=rising), FOUND, "warning", "negative"),
+    "an estimate of the KL that scatters around 0": (kl_runaway, log(kl=lambda x: 0 * x - 0.01, reward=rising), ABSENT),
     "a loss that is logged less often than the reward":
         (log_damage, log(reward=flat, loss=np.where(np.arange(60) % 10 == 9, 0.1, np.nan)), ABSENT),
     "a loss that is lost after the first step":

@@ -197,8 +197,17 @@ def test_a_total_that_rises_by_one_part_alone_says_so():
 
 def test_a_part_that_moves_under_a_noisy_total_is_named():
     noisy = 5 * np.random.default_rng(0).normal(size=60)
-    found = reward_parts(of_parts(noisy, format=up, answer=noisy))
+    found = reward_parts(of_parts(noisy + up(np.linspace(0, 1, 60)), format=up, answer=noisy))
     assert found.says.startswith("Only format rises, which the total hides")
+
+
+@pytest.mark.parametrize(("weight", "expected"), [(0.0, "not found"), (0.0015, "warning")])
+def test_a_function_of_weight_0_is_no_part_of_the_reward(weight, expected):
+    made = of_parts(up, accuracy=lambda share: 2 * up(share), tokens=lambda share: 300 - 200 * share)
+    made.steps["reward"] = 0.5 * made.steps["rewards/accuracy"] + weight * made.steps["rewards/tokens"]
+    found = reward_parts(made)
+    assert expected in (found.verdict, found.severity)
+    assert ("tokens -1.6e+02 (weight 0.0015)" in found.says) == bool(weight)
 
 
 def test_parts_that_all_rise_are_not_mentioned():

@@ -236,6 +236,22 @@ def test_a_series_that_is_no_number_in_some_steps_is_named(tmp_path, suffix, nam
     assert finding.says.startswith(f"{said} is no finite number in {steps}")
 
 
+def test_a_function_that_scores_no_row_is_a_note_whatever_its_name(tmp_path):
+    lines = [{"step": n, "reward": 0.1 * n, "rewards/task/mean": 0.5 if n % 3 else float("nan")} for n in range(1, 13)]
+    path = tmp_path / "log.jsonl"
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    found = log_damage(read(path))
+    assert (found.severity, found.cause) == ("note", "not-finite")
+
+
+def test_a_line_of_an_evaluation_alone_is_no_lost_step(tmp_path):
+    lines = [f"{n},{'' if n % 10 == 9 else 0.5},{0.5 if n % 10 == 9 else ''}" for n in range(60)]
+    (tmp_path / "log.csv").write_text("\n".join(["_step,reward,eval/accuracy", *lines]))
+    assert log_damage(read(tmp_path / "log.csv")).verdict == "not found"
+    (tmp_path / "log.csv").write_text("\n".join(["_step,reward,eval/accuracy", *(x for x in lines if ",," not in x)]))
+    assert log_damage(read(tmp_path / "log.csv")).cause == "missing"
+
+
 def test_nan_in_tensorboard_and_in_a_notebook_is_named(tmp_path):
     rows = [{"step": n, "reward": n / 9, "critic/vf_loss": float("nan") if n > 3 else 0.1} for n in range(1, 10)]
     write_events(tmp_path / "events.out.tfevents.1", rows)

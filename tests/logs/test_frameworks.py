@@ -14,6 +14,30 @@ CONSOLES = {
         "".join(f"2026-01-01 10:00:00 INFO Step {n}/3 | loss: 0.1 | mean_reward: 0.{n} | acc: 50%\n" for n in (1, 2, 3)),
         {"step": [1, 2, 3], "reward": [0.1, 0.2, 0.3], "loss": [0.1] * 3},
     ),
+    "a loop that prints thousands": (
+        "".join(f"10:11,500 Step {n},000 | loss: 0.1 | reward: 0.{n} | gen_len: {n},024 | mean_kl: {n}.5k\n" for n in (1, 2)),
+        {"step": [1000, 2000], "reward": [0.1, 0.2], "mean_length": [1024, 2024], "kl": [1500, 2500]},
+    ),
+    "a loop that prints as Keras does": (
+        "".join(f"Step {n}/2 - loss: -0.1 - reward: {n}.5%\n" for n in (1, 2)),
+        {"step": [1, 2], "reward": [0.015, 0.025], "loss": [-0.1] * 2},
+    ),
+    "a loop whose steps begin again in each epoch": (
+        "".join(f"[Epoch {e}/2] [Step {n}/2] loss=0.1 reward=0.{e}{n}\n" for e in (1, 2) for n in (1, 2)),
+        {"step": [1, 2, 3, 4], "reward": [0.11, 0.12, 0.21, 0.22]},
+    ),
+    "a loop that evaluates": (
+        "".join(
+            f"[TRAIN] Step {n} | loss: 0.1 | reward: 0.{n}\n[EVAL] Step {n} | loss: 9 | reward: 9\n"
+            f"Eval | step {n} | loss: 9 | reward: 9\n"
+            for n in (1, 2)
+        ),
+        {"step": [1, 2], "reward": [0.1, 0.2], "loss": [0.1] * 2},
+    ),
+    "a run that is called test": (
+        "".join(f"[test] Step {n} | loss: 0.1 | reward: 0.{n}\n" for n in (1, 2)),
+        {"step": [1, 2], "reward": [0.1, 0.2]},
+    ),
     "pairs apart by blanks": (
         "".join(f"[run] {n:3}/9 loss=-0.5 reward=0.{n} kl=1e-3\n" for n in (1, 2)),
         {"step": [1, 2], "reward": [0.1, 0.2], "loss": [-0.5] * 2, "kl": [0.001] * 2},
@@ -65,6 +89,14 @@ CONSOLES = {
             for n in (1, 2)
         ),
         {"step": [1, 2], "reward": [0.1, 0.2], "mean_length": [40.5] * 2, "clipped_ratio": [0.25] * 2, "loss": [-0.1] * 2},
+    ),
+    "OpenRLHF without its truncated rate": (
+        "".join(
+            f"(PPOTrainer pid=3) ppo_trainer.py:5] ✨ Global step {n}: {{'response_length': 40.5, 'response_clip_ratio': 0.25, "
+            f"'reward': 0.{n}, 'policy_loss': -0.1, 'actor_lr': 5e-07}}\n"
+            for n in (1, 2)
+        ),
+        {"step": [1, 2], "reward": [0.1, 0.2], "mean_length": [40.5] * 2, "clipped_ratio": [0.25] * 2},
     ),
     "SkyRL": (
         "".join(
@@ -119,10 +151,10 @@ CONSOLES = {
         "".join(
             "╭──────────────── Metrics ────────────────╮\n"
             f"│ objective  verifiable_reward: 4.00      │\n│ other      scores: 0.{n} | training_step: {n} | lr: 5e-07 │\n"
-            "│ val        sequence_lengths: 123.00 | stop_rate: 0.99 │\n╰─────────────────────────────────────────╯\n"
+            "│ val        sequence_lengths: 123.00 | stop_rate: 0.75 │\n╰─────────────────────────────────────────╯\n"
             for n in (1, 2)
         ),
-        {"step": [1, 2], "reward": [0.1, 0.2], "mean_length": [123, 123]},
+        {"step": [1, 2], "reward": [0.1, 0.2], "mean_length": [123, 123], "clipped_ratio": [0.25] * 2},
     ),
     "a table of Markdown": (
         "text\n\n| Step | Training Loss | reward | rewards / f | notes |\n|---|---:|:--|-- | --|\n"
@@ -196,6 +228,10 @@ METRICS = {
         {"training_step": 3, "scores": 0.5, "val/sequence_lengths": 90.0, "loss/policy_avg": 0.1, "policy/entropy_avg": 0.4},
         {"reward": 0.5, "mean_length": 90, "loss": 0.1, "entropy": 0.4},
     ),
+    "TRL's OnlineDPO": (
+        {"step": 3, "objective/scores": 0.5, "val/contain_eos_token": 0.75, "rewards/chosen": 0.1, "rewards/rejected": -0.2},
+        {"reward": 0.5, "clipped_ratio": 0.25},
+    ),
     "prime-rl": (
         {"step": 3, "reward/mean": 0.5, "is_truncated/mean": 0.1, "entropy/all/mean": 0.4, "mismatch_kl/all/mean": 0.001,
          "optim/grad_norm": 2.0, "zero_advantage": 0.25},
@@ -209,6 +245,7 @@ def test_names_of_another_framework_are_known(tmp_path, row, metrics):
     log = read(saved(tmp_path / "metrics.jsonl.txt", lines_of_json([row, row | {next(iter(row)): 4}])))
     assert log.steps["step"].tolist() == [3, 4]
     assert {name: log.steps[name][0] for name in metrics} == pytest.approx(metrics)
+    assert not log.parts  # the log-ratios of pairs are no parts of a reward
 
 
 def test_columns_as_lists_are_read_if_an_evaluation_has_fewer(tmp_path):

@@ -68,6 +68,10 @@ def test_a_pasted_console_log_is_read_among_other_lines_and_bars(tmp_path):
         ("chart.csv", 'Step,"a run - train/reward","a run - train/reward__MIN"\n10,0.5,0\n20,1,0\n', [0.5, 1]),
         ("verl.jsonl", '{"step": 1, "data": {"reward": 0.5}}\n{"step": 2, "data": {"reward": 1}}\n{"st', [0.5, 1]),
         ("table.TSV", "step\treward\n1\t0.5\n2\t1\n", [0.5, 1]),
+        ("decimal_comma.csv", "step;reward;kl\r\n1;0,5;0,025\r\n2;1;0,1\r\n", [0.5, 1]),
+        ("thousands.csv", 'step,reward\n1,"1,024.5"\n2,999\n', [1024.5, 999]),
+        ("percent.csv", "step,reward\n1,12.5%\n2,7 %\n", [0.125, 0.07]),
+        ("epochs.csv", "epoch,step,reward\n0,0,0.1\n0,1,0.2\n1,0,0.3\n1,1,0.4\n", [0.1, 0.2, 0.3, 0.4]),
         ("spaced.jsonl", '{ "step": 1, "reward": 0.5 }\n{ "step": 2, "reward": 1 }\n', [0.5, 1]),
         ("own.jsonl", '{"step": 1, "reward": 0.5}\n{"step": 2, "reward": 1}\n', [0.5, 1]),
     ],
@@ -207,6 +211,31 @@ def test_lines_of_evaluations_and_samples_are_no_runs(tmp_path, name):
     assert set(log.steps["reward"]) == {LINE["reward"]} and ": type" not in log.name
     others = "type eval, type sample_rollout, type config"
     assert log.notes == (f"lines with {others} are left out: they are no steps of a training",)
+
+
+@pytest.mark.parametrize("updates", [1, 3])
+@pytest.mark.parametrize("kinds", [{}, {"phase": "update"}])
+def test_lines_of_rollout_and_update_are_one_step(tmp_path, updates, kinds):
+    rows = []
+    for step in range(1, 11):
+        rows += [{"step": step, "reward": step / 10, "own": 1.0, **({"phase": "rollout"} if kinds else {})}]
+        rows += [{"step": step, "grad_norm": 0.0, "loss": float("nan"), **kinds} for _ in range(updates)]
+        rows += [{"step": step, "reward": 9.0, "phase": "eval"}] * bool(kinds)
+    write_lines(tmp_path / "log.jsonl", rows)
+    log = one(tmp_path)
+    assert log.steps["reward"].tolist() == [step / 10 for step in range(1, 11)]
+    assert log.steps["grad_norm"].tolist() == [0.0] * 10 and log.raw("loss").isna().all()
+    assert (len(log.order) == 10) == bool(kinds or updates == 1)
+    assert bool(log.notes) == bool(kinds)
+
+
+def test_a_share_in_another_unit_is_left_out_and_named(tmp_path):
+    write_lines(
+        tmp_path / "log.jsonl", [{"step": n, "reward": 0.5, "frac_reward_zero_std": 10.0 * n} for n in range(1, 4)]
+    )
+    log = one(tmp_path)
+    assert log.metric("zero_std_share") is None
+    assert log.damage == ("frac_reward_zero_std goes up to 30 and is no share from 0 to 1: it is left out",)
 
 
 def test_every_name_of_a_metric_stands_once_in_the_table():

@@ -9,13 +9,17 @@ from .rule import rule
 _ROUNDING = 2e-3  # of four printed digits, relative
 _CLIP_METRICS = ("clipped_ratio", "mean_terminated_length")
 _RECORDED, _IN_THE_TEXT = "the recorded finish reasons say otherwise", "the texts end in a stop string"
-# What slime and prime-rl log of the engine's own finish reasons.
+# What slime, prime-rl and open-instruct log of the engine's own finish reasons, and OpenRLHF of prompt and completion together.
 _OF_THE_ENGINE = (
     "rollout/truncated_ratio",
     "rollout/truncated_rate",
     "rollout/truncated",
     "is_truncated/mean",
     "truncation",
+    "val/truncated_completion_fraction",
+    "val/stop_rate",
+    "stop_rate",
+    "response_clip_ratio",
 )
 
 
@@ -134,7 +138,9 @@ def _indirect(log: Log, logged: np.ndarray) -> dict[str, np.ndarray]:
 def _limit(log: Log) -> int | None:
     """`max_completion_length` where it is known, and no completion is longer: then another run's was given."""
     limit, longest = log.facts.get("max_completion_length"), log.logged("max_length")
-    return None if limit is None or (longest is not None and np.nanmax(longest) > limit) else int(limit)
+    if limit is None or (longest is not None and np.nanmax(longest) > max(limit, float(f"{limit:.4g}"))):
+        return None  # a Trainer prints 12288 as 1.229e+04
+    return int(limit)
 
 
 def _one_step_a_line(log: Log, longest: np.ndarray) -> bool:

@@ -4,12 +4,13 @@ import re
 from functools import cache
 
 import numpy as np
+import pandas as pd
 
 from ..curves.curve import Curve
 from ..curves.documented import Beginning, beginnings, load_baseline
 from ..curves.place import COPY, may_be_same, same_table
 from ..logs.log import Log
-from ..logs.names import canonical, plain
+from ..logs.names import canonical, plain, reward_columns
 from .finding import NOTE, PROBLEM, WARNING, Finding, absent, found, unknown
 from .rule import BASELINE, COMPLETIONS, rule
 
@@ -36,7 +37,9 @@ def log_damage(log: Log) -> Finding:
     usual = float(np.median(distances)) if len(distances) else 1.0
     back = np.flatnonzero(np.diff(order) < 0) if len(order) > 1 else np.array([], int)
     restarts = [int(n) for n in back if order[n + 1] <= each[0] and len(order) - n > 3 and n > 1]
-    gaps = [int(step) for step in each[:-1][distances > 1.5 * usual]]
+    logged = np.unique(np.concatenate([each, _of_all_lines(log)]))  # a line of an evaluation alone is no lost step
+    between = np.searchsorted(logged, each[1:]) - np.searchsorted(logged, each[:-1]) - 1
+    gaps = [int(step) for step in each[:-1][(distances > 1.5 * usual) & (between == 0)]] if len(each) > 1 else []
     twice = len(order) - len(each)
     if restarts:
         runs = 1 + int(((np.diff(order) <= 0) & (order[1:] <= each[0])).sum())
@@ -57,7 +60,11 @@ def log_damage(log: Log) -> Finding:
         advice = "Go back to a checkpoint before the first of these steps; lower the learning rate, or train in bf16 or fp32."
         return _damaged(log, PROBLEM, "not-finite", says, advice, steps=log.at(lost[name]))
     never = [d for d in broken if _NEVER in d]
-    vital = [d for d in never if _is_vital(d.partition(_NEVER)[0]) and _is_often(d)]
+    parts = (
+        set() if log.lines is None else set(reward_columns(log.lines.columns).values())
+    )  # a function may score no row
+    known = {name for d in never if canonical([name := d.partition(_NEVER)[0]]) and name not in parts}
+    vital = [d for d in never if (name := d.partition(_NEVER)[0]) not in parts and _is_vital(name) and _is_often(d)]
     if vital:  # an engine may not compute the others
         others = [d for d in never if d not in vital]
         from_the_start = any(d.endswith("any step") for d in vital)
@@ -70,9 +77,9 @@ def log_damage(log: Log) -> Finding:
     wrong += [f"steps are out of order at {len(back)} places"] * bool(len(back))
     wrong += [f"steps are missing after {', '.join(map(str, gaps[:5]))}"] * bool(gaps) + broken
     if not wrong and never:
-        known = any(canonical([d.partition(_NEVER)[0]]) and _is_often(d) for d in never)
+        often = any(d.partition(_NEVER)[0] in known and _is_often(d) for d in never)
         advice = "Look at how this metric is computed: a mean of nothing and a division by 0 are no numbers either."
-        return _damaged(log, WARNING if known else NOTE, "not-finite", f"{_joined(never)}.", advice)
+        return _damaged(log, WARNING if often else NOTE, "not-finite", f"{_joined(never)}.", advice)
     wrong += never
     if not wrong:
         return absent("; ".join((*counted, *log.notes)) or "Every step is there once and in order.")
@@ -84,6 +91,15 @@ def log_damage(log: Log) -> Finding:
     if any("is no number" in text for text in broken):
         advice += " A gradient that overflowed is often written as null."
     return _damaged(log, WARNING, cause, "; ".join(wrong) + ".", advice)
+
+
+def _of_all_lines(log: Log) -> np.ndarray:
+    """The step numbers of all lines of the file, also of those that log no metric of a step."""
+    known = {} if log.lines is None else canonical(map(str, log.lines.columns))
+    column = next((column for column, name in known.items() if name == "step"), None)
+    if log.lines is None or column not in log.lines:
+        return np.zeros(0)
+    return pd.to_numeric(log.lines[column], errors="coerce").dropna().to_numpy(float)
 
 
 def _is_often(sentence: str) -> bool:

@@ -151,7 +151,7 @@ def never_stops(log: Log) -> Finding:
     Wrong where: completions are meant to fill the limit, or all have one length by the task.
     """
     eos, episodes = log.logged("eos_tokens"), log.logged("episodes")
-    if eos is not None and episodes is not None:
+    if eos is not None and episodes is not None and np.nanmax(episodes) > 0:
         rows = np.diff(episodes, prepend=0.0)
         rows = np.where(rows > 0, rows, np.nan)
         each = eos / rows

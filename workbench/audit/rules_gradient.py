@@ -6,7 +6,7 @@ import pandas as pd
 from ..logs.log import Log
 from .finding import CANNOT_TELL, FOUND, NOTE, PROBLEM, WARNING, Finding, absent, found, unknown
 from .rule import COMPLETIONS, UPDATES, rule
-from .trends import LEAST, ends_at_the_top, highest_reward, quarters, reward_of, rises, zero_rate
+from .trends import LEAST, ends_at_the_top, highest_reward, quarters, reward_of, rises, zero_rate, zeros_are_small
 
 _FEW, _MANY, _THIRD, _HALF = 0.05, 0.2, 1 / 3, 0.5  # share of steps
 _SHORT = 40  # steps
@@ -228,14 +228,15 @@ def zero_gradient(log: Log) -> Finding:
     counts steps in which all groups have equal rewards. Equal rewards are a note below a third of the steps, which is usual,
     and a problem only if they fill half of them and the reward neither rises nor is at its highest. Where nothing but zeros of
     the loss shows them, completions may as well be left out of the loss: that is no problem. A rate printed as 0.000 does not
-    count as 0.
+    count as 0, nor does a gradient where the others are hardly larger.
     Wrong where: the logged gradient of a step is only that of the last of its micro-steps.
     """
     norm, equal = log.metric("grad_norm"), equal_groups(log)
     if norm is None and equal is None:
         return unknown("Log grad_norm or frac_reward_zero_std.")
-    dead = np.zeros(len(log.steps), bool) if norm is None else np.asarray(norm == 0)
-    if equal is not None and (norm is None or _has_a_kl_term(log)):  # whose gradient is never exactly 0
+    small = norm is not None and bool(np.nanmax(norm) > 0) and zeros_are_small(log, norm, most=10)
+    dead = np.zeros(len(log.steps), bool) if norm is None or small else np.asarray(norm == 0)
+    if equal is not None and (norm is None or small or _has_a_kl_term(log)):  # whose gradient is never exactly 0
         dead |= _carried(equal) >= 1 - 1e-6
     share = float(dead.mean())
     idle = zero_rate(log)

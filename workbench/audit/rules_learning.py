@@ -269,16 +269,26 @@ def _fall(reward: np.ndarray | None):
 
 @rule(explains=("no-learning",))
 def kl_runaway(log: Log) -> Finding:
-    """Whether the policy leaves its reference: the KL grew tenfold, and no rise of the reward is sure.
+    """Whether the policy leaves its reference: the KL grew tenfold, and no rise of the reward is sure; or the KL is negative.
 
-    How: medians of the first and the last quarter: tenfold, and above 0.5 nats.
-    Wrong where: the reward is too noisy to show a rise that is there.
+    How: medians of the first and the last quarter: tenfold, and above 0.5 nats. It is negative if it is in 95% of at least 20
+    steps, and below -0.05 in the median of the last quarter. Samples of the policy itself make it positive in the mean.
+    Wrong where: the reward is too noisy to show a rise that is there; the log writes the KL with the other sign.
     """
     kl, reward = log.metric("kl"), reward_of(log)
     if kl is None:
         return unknown("Log kl; it is logged where beta is above 0.")
     finite = np.abs(kl[~np.isnan(kl)])
     quarter = max(1, len(finite) // 4)
+    signed = kl[~np.isnan(kl)]
+    if len(signed) >= 20 and (signed < 0).mean() >= 0.95 and (least := float(np.median(signed[-quarter:]))) < -0.05:
+        says = f"The KL to the reference is negative in {(signed < 0).mean():.0%} of the steps, {least:.3g} at the end, which "
+        says += (
+            "samples of the policy cannot make it: they come from another distribution, or the log has the other sign."
+        )
+        advice = "Sample with temperature 1, top_p=1, top_k=0 and no minimal length, leave padding out of the log-probs, and "
+        advice += "score the tokens that were sampled: a penalty on a negative KL pays for leaving the reference."
+        return found(WARNING, says, advice, cause="negative", evidence={"KL, last quarter": least})
     first, last = float(np.median(finite[:quarter])), float(np.median(finite[-quarter:]))
     evidence = {"KL, first quarter": first, "KL, last quarter": last, "KL, largest": float(finite.max())}
     if len(finite) < LEAST or last < 10 * first or last < 0.5:

@@ -16,6 +16,7 @@ _PARTS = f"Log the mean of each of several reward functions over {LEAST} steps o
 _FAILING = 0.1  # share of calls
 _CLOSED = re.compile(r"</(\w+)>")
 _SOME = 100  # completions
+_ADDS_UP = 1e-3  # of the range of the reward
 FORM_ONLY = "form-only"  # cause of reward-parts
 # Words in the names of reward functions that score the answer, and of those that score its form whatever else is in the name.
 _OF_ANSWER = re.compile(
@@ -47,6 +48,28 @@ def _is_at_its_top(means: np.ndarray) -> bool:
     return last >= 0.95 * top if whole else 0.95 <= last <= 1 and top <= 1
 
 
+def _weights(reward: np.ndarray | None, parts: dict[str, np.ndarray]) -> dict[str, float]:
+    """The weight of each part, where some add the parts up to the reward in all steps; else 1 for each.
+
+    They do not where a function gave no reward for some completions, or the trainer scales rewards before it adds them.
+    """
+    ones = dict.fromkeys(parts, 1.0)
+    columns = np.array(list(parts.values())).T
+    known = np.zeros(len(columns), bool) if reward is None else ~np.isnan(columns).any(axis=1) & ~np.isnan(reward)
+    if reward is None or known.sum() < len(parts) + LEAST:
+        return ones
+    scale = np.maximum(np.abs(columns[known]).max(axis=0), 1e-12)
+    found, _, rank, _ = np.linalg.lstsq(columns[known] / scale, reward[known], rcond=1e-6)
+    missed = np.abs(columns[known] / scale @ found - reward[known]).max()
+    if rank < len(parts) or missed > _ADDS_UP * np.ptp(reward[known]):
+        return ones
+    largest = np.abs(found).max()
+    return {
+        name: float(weight / size) if abs(weight) > _ADDS_UP * largest else 0.0
+        for name, weight, size in zip(parts, found, scale, strict=True)
+    }
+
+
 def _only_the_form(parts: dict[str, np.ndarray], total: Interval | None) -> list[str]:
     """The parts that score the answer, if the total surely rises and they do not: even the ends of their intervals are small.
 
@@ -70,9 +93,10 @@ def reward_parts(log: Log) -> Finding:
     """Which parts of the reward move, and whether the total hides it: a warning if the answer does not get better.
 
     How: 99% intervals of the changes of `rewards/<f>/mean`, from the first to the last fifth of the steps, and of the total.
-    The log does not have the weights, so the rule compares the functions themselves. It is a warning, and comes first, if the
-    total rises and no part that scores the answer does: even the upper ends of their intervals are less than half of what the
-    others gain. Names tell such parts (correct, accuracy, answer, solved, match, ...). Where none does, all parts count whose
+    The log does not have the weights. Where some add the functions up to the total, these are taken, and a function of weight 0
+    is no part; else the rule compares the functions themselves. It is a warning, and comes first, if the total rises and no
+    function that scores the answer does: even the upper ends of their intervals are less than half of what the others gain,
+    weights or not. Names tell such functions (correct, accuracy, answer, solved, match, ...). Where none does, all count whose
     names do not speak of form (format, xml, tags, length, ...). It is a warning too if some parts lose what others gain. A note
     if only some of the parts move.
     Wrong where: a part is a penalty that has to grow when the policy improves, such as one on length; or a name misleads.
@@ -88,21 +112,24 @@ def reward_parts(log: Log) -> Finding:
     course = 0 if total is None else int(total.low > 0) - int(total.high < 0)
     evidence: dict[str, Any] = {"rise": rise, "fall": fall, "no sure change": still, "constant": constant}
     evidence |= {} if total is None else {"total": float(total.estimate)}
-    if not (rise or fall) or not (still or constant or (rise and fall)):
-        return absent("All parts of the reward move alike." if rise or fall else "No part surely moves.", **evidence)
     answers = _only_the_form(parts, total)
     if total is not None and answers:
         return _learns_the_form(answers, rise | fall | still, constant, float(total.estimate), evidence)
-    cancel = bool(rise and fall) and course >= 0 and -sum(fall.values()) >= 0.5 * sum(rise.values())
-    which = next(iter(rise or fall))
-    if rise and fall:
+    weights = _weights(reward_of(log), parts)
+    paid = {name: weights[name] * value for name, value in (rise | fall).items() if weights[name]}
+    gains, losses = (sum(max(sign * value, 0.0) for value in paid.values()) for sign in (1, -1))
+    if not paid or not (any(weights[name] for name in still | constant) or (gains and losses)):
+        return absent("All parts of the reward move alike." if paid else "No part surely moves.", **evidence)
+    cancel = course >= 0 and bool(gains) and losses >= 0.5 * gains
+    which = next(iter(paid))
+    if gains and losses:
         lead = "Parts of the reward go against each other"
     else:
-        count, verb = len(rise or fall), "rise" if rise else "fall"
+        count, verb = len(paid), "rise" if which in rise else "fall"
         lead = f"Only {which} {verb}s" if count == 1 else f"{count} of {len(parts)} parts of the reward {verb}"
         if not course and log.metric("reward") is not None:
             lead += ", which the total hides"
-    words = [f"{name} {value:+.2g}" for name, value in (rise | fall).items()]
+    words = [f"{name} {value:+.2g}{_of_weight(weights[name])}" for name, value in (rise | fall).items()]
     words += [f"{name} no sure change ({value:+.2g})" for name, value in still.items()]
     words += [_constant_part(name, value) for name, value in constant.items()]
     says = f"{lead}: {'; '.join(words)}. The total "
@@ -132,6 +159,10 @@ def _learns_the_form(
         "solves some; then pay the form only with a right answer, or lower the weight of the form (reward_weights)."
     )
     return found(WARNING, says, advice, cause=FORM_ONLY, evidence=evidence | {"score the answer": answers})
+
+
+def _of_weight(weight: float) -> str:
+    return "" if abs(weight - 1) < 0.05 else f" (weight {weight:.2g})"
 
 
 def _constant_part(name: str, value: float) -> str:

@@ -75,23 +75,40 @@ def reward_of(log) -> np.ndarray | None:
 def zero_rate(log) -> np.ndarray | None:
     """Steps with a learning rate of exactly 0, (N,) of bool; None where no rate is logged, or 0 may be a small one, rounded.
 
-    verl prints three decimals, tables are rounded by hand: a rate of 1e-6 is 0.000 there. A log whose numbers all have four
-    decimals at most says nothing, unless the reward stays what it is while there are gradients.
+    verl prints three decimals, `%f` six, tables are rounded by hand: a rate of 1e-6 is 0.000 there. A log whose numbers all are
+    rounded so says nothing, unless the reward stays what it is while there are gradients.
     """
     rate, norm, reward = log.metric("learning_rate"), log.metric("grad_norm"), log.metric("reward")
     if rate is None:
         return None
     moves = norm is not None and bool(np.nanmax(norm) > 0)
     constant = reward is not None and np.nanmax(reward) == np.nanmin(reward)
-    if not np.nanmax(np.abs(rate)) and _is_rounded(log) and not (moves and constant):
+    if zeros_are_small(log, rate, most=100) and not (moves and constant and not np.nanmax(np.abs(rate))):
         return None
     return np.asarray(rate == 0)
 
 
-def _is_rounded(log) -> bool:
-    """Say whether all numbers of a log have at most four decimals."""
+def zeros_are_small(log, values: np.ndarray, most: float) -> bool:
+    """Say whether zeros of a metric may be small numbers, rounded: none of it, in the median of the others, is above `most`
+    units of the last decimal to which all numbers of the log are rounded."""
+    decimals, size = _decimals(log), np.abs(values[np.nan_to_num(values) != 0])
+    return decimals is not None and (not len(size) or bool(np.median(size) <= most * 10.0**-decimals))
+
+
+def _decimals(log) -> int | None:
+    """The decimals to which all numbers of a log are rounded: at most four, or the six of `%f`; None where they are not.
+
+    Numbers of five digits at most have six decimals too, as `.4g` keeps them, which a Trainer prints: there 0 is 0.
+    """
     values = log.steps.drop(columns=["step", "epoch", "episodes"], errors="ignore").to_numpy(float)
-    values = values[np.isfinite(values)] * 1e4
+    values = values[np.isfinite(values) & (values != 0)]
+    if _are_whole(values * 1e4):
+        return 4
+    few_digits = _are_whole(values / 10.0 ** (np.floor(np.log10(np.abs(values))) - 4))
+    return 6 if _are_whole(values * 1e6) and not _are_whole(values * 1e5) and not few_digits else None
+
+
+def _are_whole(values: np.ndarray) -> bool:
     return bool(np.allclose(values, np.round(values), rtol=0, atol=1e-4))
 
 

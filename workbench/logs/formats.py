@@ -19,7 +19,7 @@ from .journals import swanlab_run, wandb_run
 from .names import RUN_NAMES, canonical, of_reinforcement_learning, plain
 from .printed import printed
 from .reader import Reader, Source, reader
-from .rows import LONGEST_LINE, Found, blocks_of, flat_row, lines_of, steps_of, unusable_as_error, what_is_lost
+from .rows import LONGEST_LINE, Found, Lost, blocks_of, flat_row, lines_of, steps_of, unusable_as_error, what_is_lost
 from .settings import of_sources
 from .stores import database, is_long, mlflow_run, parquet, wide
 
@@ -76,6 +76,8 @@ def _split(found: Found) -> list[Found]:
     numbers = pd.to_numeric(table[steps], errors="coerce")
     if numbers.dropna().is_monotonic_increasing and numbers.dropna().is_unique:
         return [found]
+    if (one := _one_line_a_step(found, numbers)) is not None:
+        return [one]
     labels = [
         c
         for c in table
@@ -102,6 +104,38 @@ def _split(found: Found) -> list[Found]:
                 for values, part in trained
             ]
     return [found]
+
+
+def _one_line_a_step(found: Found, numbers: pd.Series) -> Found | None:
+    """The run with the lines of a step in one, where each has other metrics, as of rollout and training; else None.
+
+    Of a kind with several lines a step, as one for each minibatch, the last value counts.
+    """
+    table, known = found.table, canonical(map(str, found.table.columns))
+    kinds = [c for c in table if plain(c) in _KIND_NAMES]
+    others = [table[c].map(lambda value: plain(value).partition("_")[0] in _OTHER_KINDS) for c in kinds]
+    kept = numbers.notna() & ~np.any(others, axis=0) if others else numbers.notna()
+    part, order = table[kept], numbers[kept]
+    metrics = [c for c in part if known.get(str(c)) not in (None, "step", "epoch") and part[c].notna().any()]
+    if not order.is_monotonic_increasing or order.is_unique:
+        return None
+    several = (part[metrics].groupby(order).count() > 1).any(axis=None)
+    kind = part[kinds].astype(str).agg(" ".join, axis=1) if kinds and several else None
+    of_kind = set() if kind is None else {frozenset(kind[part[c].notna()]) for c in metrics}
+    if several and (len(of_kind) < 2 or sum(map(len, of_kind)) > len(frozenset().union(*of_kind))):
+        return None
+    last = pd.Series(part.index, index=part.index).groupby(order).last()  # the label of each step's last line
+    joined = part.groupby(order).last().set_index(last.to_numpy())
+    label_of = dict(zip(part.index, order.map(last), strict=True))
+    lost = {
+        name: [label_of[row] for row in rows if row in label_of] for name, rows in table.attrs.get("rows", {}).items()
+    }
+    joined.attrs |= table.attrs | ({"rows": Lost(lost)} if "rows" in table.attrs else {})
+    left_out = len(numbers) - len(part)
+    notes = [f"{left_out} lines of evaluations or samples are left out: they are no steps of a training"] * bool(
+        left_out
+    )
+    return found._replace(table=joined, notes=[*found.notes, *notes])
 
 
 def _words(columns: list, values: tuple) -> str:

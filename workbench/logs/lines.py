@@ -14,14 +14,22 @@ _BELOW = 30  # lines below a line with a step in which its metrics stand
 _COLOURS = re.compile(r"\x1b\[[\d;]*[A-Za-z]")
 _SEPARATORS = str.maketrans(dict.fromkeys("|;│┃\t", ","))
 _NEXT = re.compile(r"(?<=[\d.%])\s+(?=[^\W\d][\w./-]{0,40}\s?=)")  # as in `loss=0.1 reward=0.5`
-_VALUE = re.compile(rf"\s?({NUMBER})(%?)(?:\s?[^\s:=]{{1,16}})?(?:\s[^\s:=]{{1,16}})?")
+_VALUE = re.compile(rf"\s?({NUMBER})(%|[kKM](?=\s|$)|)(?:\s?[^\s:=]{{1,16}})?(?:\s[^\s:=]{{1,16}})?")
+_TIMES = {"": 1.0, "%": 0.01, "k": 1e3, "K": 1e3, "M": 1e6}  # what stands right behind a number
+_THOUSANDS = re.compile(r"(?<![\w.,/-])(?<!\d:)[1-9]\d{0,2}(?:,\d{3})+(?![\w,])")  # as in `1,024`
 _STEP = re.compile(
     r"(?:step|iteration|iter|update|rollout)(?:\s{0,3}[:=#]\s{0,3}|\s{1,8})[\[(]?(\d{1,9})(?: ?/ ?\d{1,9})?[\])]?:?(?![.\d])"
 )
 _STEP_OF = re.compile(r"(?<![\d./])(\d{1,9})/\d{1,9}(?![\d./])")  # such as 3/100, without a word
+_EPOCH = re.compile(
+    r"\bepoch\W{0,3}(\d{1,6})\s?/\s?\d{1,6}(?![.\d])"
+)  # such as [Epoch 2/3], which no `name: number` gives
 _OPENS = re.compile(r"\W*(?:training results:?|metrics)\W*")
 _RULED = re.compile(r"[\s|:+-]*-[\s|:+-]*")
 _EVALUATED = re.compile(r"(?:val|validation|eval\w*|test)[ _/]", re.I)
+_TAGGED = re.compile(
+    r"(?:^|[\s\[(|])(?:val|valid|validation|eval|evaluation|test)\s?(?:[\])|:>-]|$)"
+)  # before `Step 3`
 
 
 class Lines:
@@ -30,7 +38,7 @@ class Lines:
     def __init__(self) -> None:
         self.cut_short = False
         self._lines = self._parsed = 0
-        self._single, self._other = Rows(), Rows()
+        self._single, self._other, self._tagged = Rows(), Rows(), Rows()
         self._open: dict[str, float] | None = None  # the metrics below a line with a step
         self._left = 0  # lines of it
         self._head: list[str] = []  # of a table
@@ -46,6 +54,7 @@ class Lines:
             if of_step or title or below or self._head or self._cells:
                 text = raw[:_LONGEST].decode("utf-8", "replace")
                 text = (_COLOURS.sub("", text) if "\x1b" in text else text).strip()
+                text = _THOUSANDS.sub(lambda number: number[0].replace(",", ""), text) if "," in text else text
                 if not self._row_of_table(text):
                     self._line(text.lstrip("•*- "), of_step)
             self._lines += 1
@@ -54,9 +63,12 @@ class Lines:
                 return
 
     def table(self) -> pd.DataFrame | None:
-        """The steps: lines that stand alone, if at least two have the same names, else tables and blocks."""
+        """The steps: lines that stand alone, if at least two have the same names, else tables and blocks.
+
+        Lines that say they are of an evaluation count where there are no others: it may be the name of a run.
+        """
         self._close()
-        for rows, least in ((self._single, 2), (self._other, 1)):
+        for rows, least in ((self._single, 2), (self._other, 1), (self._tagged, 2)):
             if rows.count and of_reinforcement_learning(map(str, (table := rows.table(least=least)).columns)):
                 return table
         return None
@@ -74,7 +86,10 @@ class Lines:
             number = float(of[-1])
         if number is not None and len(pairs) > 1:
             if of_step and words <= 4 and not _EVALUATED.match(next(iter(pairs))):
-                self._single.add({**pairs, "step": number})
+                begun = None if "epoch" in map(str.lower, pairs) else _EPOCH.search(lower)
+                epoch = {"epoch": float(begun[1])} if begun else {}
+                is_tagged = steps and _TAGGED.search(lower[: steps[0].start()])
+                (self._tagged if is_tagged else self._single).add({**pairs, **epoch, "step": number})
         elif (steps or _OPENS.fullmatch(lower)) and not (pairs and of_step):
             self._close()
             self._open, self._left = {"step": float(steps[-1][1])} if steps else {}, _BELOW
@@ -116,7 +131,7 @@ def _pairs(text: str) -> tuple[dict[str, float], int]:
     words, before = 0, ""
     text = text.translate(_SEPARATORS).replace("  ", ",").replace(" - ", ",").replace(" • ", ",")
     for field in (_NEXT.sub(",", text) if text.count("=") > 1 else text).split(","):
-        field = field.strip()
+        field = field.strip().removeprefix("- ")
         pair = _pair(field) or (_pair(f"{before}:{field}") if before and field else None)
         if pair:
             words -= len(before.split()) if found and before and pair[0] == before else 0
@@ -139,4 +154,4 @@ def _pair(field: str) -> tuple[str, float] | None:
         return name, float(value)
     except ValueError:
         match = _VALUE.fullmatch(value)
-    return (name, float(match[1]) / (100 if match[2] else 1)) if match else None
+    return (name, float(match[1]) * _TIMES[match[2]]) if match else None

@@ -46,7 +46,9 @@ NAMES: dict[str, tuple[str, ...]] = {
            "kl_loss", "kl_div", "kl_ref", "policy/policy_kl"),
     "clipped_ratio": ("completions/clipped_ratio", "response_length/clip_ratio", "rollout/truncated_ratio",
                       "rollout/truncated_rate", "rollout/truncated", "is_truncated/mean", "truncation",
-                      "ppo_actor/no_eos_ratios/avg", "grpo_actor/no_eos_ratios/avg"),
+                      "ppo_actor/no_eos_ratios/avg", "grpo_actor/no_eos_ratios/avg", "response_clip_ratio",
+                      "val/truncated_completion_fraction"),
+    "stopped_share": ("val/stop_rate", "stop_rate", "val/contain_eos_token"),  # `clipped_ratio` where that is not logged
     "mean_length": ("completions/mean_length", "completion_length", "response_length/mean", "response_length",
                     "avg_response_len", "rollout/response_len/mean", "rollout/response_length_mean",
                     "env/all/ac_tokens_per_turn", "generate/avg_num_tokens", "mean_gen_tokens_per_sample",
@@ -87,6 +89,14 @@ _RL = {"reward", "mean_length", "clipped_ratio", "zero_std_share", "all_bad_shar
        "logp_difference", "mismatch_kl"}  # fmt: skip
 _OF_A_MEAN = {"mean", "avg", "average", "total", "raw", "all", "env", "train", "rollout", "batch", "task", "final"}
 _SHARES = ("all_bad_share", "all_good_share", "mixed_share")
+_FROM_0_TO_1 = ("zero_std_share", "clipped_ratio", "clip_region", "stopped_share")
+_OF_PAIRS = {
+    "chosen",
+    "rejected",
+    "margins",
+    "accuracies",
+}  # what DPO logs as rewards: log-ratios, which no function gives
+_DECIMAL_COMMA, _THOUSANDS = r"[-+]?\d+,\d+(?:[eE][-+]?\d+)?", r"[-+]?[1-9]\d{0,2}(?:,\d{3})+(?:\.\d*)?"
 COUNTED = "the log has no step numbers: its lines are counted"
 _ABOUT = ["step", "epoch", "episodes", "step_time"]  # a line of these alone, as of an evaluation, logs no step
 _REWARD = re.compile(r"(?:train/)?rewards ?/ ?(.+?)(?: ?/ ?mean)?")
@@ -167,7 +177,8 @@ def reward_columns(columns: Iterable) -> dict[str, str]:
     columns = list(columns)
     found = {column: _REWARD.fullmatch(str(column)) for column in columns}
     known = {"reward", "rewards/mean", "rewards/std", *canonical(map(str, columns))}
-    return {m[1]: c for c, m in found.items() if m and str(c) not in known and not m[1].endswith(("/std", "/ std"))}
+    parts = {m[1]: c for c, m in found.items() if m and str(c) not in known and not m[1].endswith(("/std", "/ std"))}
+    return {name: c for name, c in parts.items() if name not in _OF_PAIRS or not {"chosen", "rejected"} <= parts.keys()}
 
 
 def steps_table(raw: pd.DataFrame, source: str) -> tuple[pd.DataFrame, pd.Series, list[str]]:
@@ -190,8 +201,13 @@ def steps_table(raw: pd.DataFrame, source: str) -> tuple[pd.DataFrame, pd.Series
     table = raw[[*known, *parts]].rename(columns=known | parts)
     if "step" in table and not pd.api.types.is_numeric_dtype(table["step"]):
         table["step"] = table["step"].astype(str).str.partition("/")[0]  # ms-swift's `9/547`
-    table = table.apply(pd.to_numeric, errors="coerce").astype(float)
+    table = _without_signs(table).apply(pd.to_numeric, errors="coerce").astype(float)
     damage, counted = [], False
+    for name in set(_FROM_0_TO_1) & set(table):
+        if (most := table[name].max()) > 1 + 1e-6:
+            column = next(column for column, known_as in known.items() if known_as == name)
+            damage.append(f"{column} goes up to {most:.4g} and is no share from 0 to 1: it is left out")
+            del table[name]
     if "step" not in table:
         table.insert(0, "step", np.arange(1, len(table) + 1, dtype=float))
         damage.append(COUNTED)
@@ -207,9 +223,14 @@ def steps_table(raw: pd.DataFrame, source: str) -> tuple[pd.DataFrame, pd.Series
         elif name != "reward" and 0 < (bad := int(begun.isna().sum())) < 0.2 * len(table):
             first = table["step"][begun.index[begun.isna()][0]]
             damage.append(f"{name} is no number in {bad} of {len(table)} steps, first in step {first:.0f}")
+    if "stopped_share" in table:
+        stopped = table.pop("stopped_share")
+        table = table.assign(clipped_ratio=1 - stopped) if "clipped_ratio" not in table else table
     table = _with_shares(table.replace([np.inf, -np.inf], np.nan) if np.isinf(table.to_numpy()).any() else table)
     if counted and "epoch" in table:
         table["step"] = _counted(table["epoch"].ffill())
+    elif "epoch" in table:
+        table["step"] = _on_over_epochs(table["step"], table["epoch"])
     order = table["step"].copy()
     if not (table["step"].is_unique and table["step"].is_monotonic_increasing):
         table = table.groupby(
@@ -248,6 +269,33 @@ def _with_shares(table: pd.DataFrame) -> pd.DataFrame:
     shares = known.div(whole, axis=0).drop(columns="mixed_share", errors="ignore")
     own = table["zero_std_share"] if "zero_std_share" in table else shares.sum(axis=1, min_count=2)
     return table.drop(columns=list(known)).assign(zero_std_share=own, **shares)
+
+
+def _without_signs(table: pd.DataFrame) -> pd.DataFrame:
+    """With plain numbers for texts such as `1,024`, for `0,5` where a table has a decimal comma, and for `12.5%`."""
+    texts = {
+        name: table[name].astype(str).str.strip() for name in table if not pd.api.types.is_numeric_dtype(table[name])
+    }
+    bare = {name: text.str.removesuffix("%").str.strip() for name, text in texts.items()}
+    with_commas = {name: text.str.fullmatch(_DECIMAL_COMMA) for name, text in bare.items()}
+    thousands = {name: text.str.fullmatch(_THOUSANDS) for name, text in bare.items()}
+    decimal = any((where & ~thousands[name]).any() for name, where in with_commas.items())
+    for name, text in bare.items():
+        comma, percent = with_commas[name] if decimal else thousands[name], texts[name].str.endswith("%")
+        if comma.any() or percent.any():
+            numbers = pd.to_numeric(text.mask(comma, text.str.replace(",", "." if decimal else "")), errors="coerce")
+            table = table.assign(**{name: numbers / np.where(percent, 100.0, 1.0)})
+    return table
+
+
+def _on_over_epochs(steps: pd.Series, epochs: pd.Series) -> pd.Series:
+    """Step numbers that go on where those of a loop begin again with each epoch, of which every line has the number."""
+    back, later = steps.diff() < 0, epochs.diff()
+    if not back.any() or epochs.isna().any() or (epochs % 1).any() or (later < 0).any() or (back != (later > 0)).any():
+        return steps
+    usual = float(steps.diff()[~back].median())
+    gained = (steps.shift() + np.where(steps > 0, 0.0, 1.0 if np.isnan(usual) else usual)).where(back, 0.0)
+    return steps + gained.cumsum()
 
 
 def _counted(epochs: Iterable[float]) -> list[float]:
