@@ -245,11 +245,9 @@ def results(run: Path, environment: dict) -> dict:
         for key in ("git_commit", "packages", "cpu", "cores", "threads", "date")
         if key in environment
     }
-    # A run that found its training finished took less time than the training.
-    seconds = max(
-        read_json(run / file, {}).get(name, 0)
-        for file, name in (("status.json", "ran_s"), ("progress.json", "elapsed_s"))
-    )
+    # A run that found its trainings finished took less time than these.
+    trained = sum(read_json(path, {}).get("elapsed_s", 0) for path in run.rglob("progress.json"))
+    seconds = max(read_json(run / "status.json", {}).get("ran_s", 0), trained)
     return {"parameters": parameters, "minutes": round(seconds / 60), "results": said, "environment": kept}
 
 
