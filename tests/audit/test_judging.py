@@ -116,6 +116,9 @@ def test_a_seed_in_the_settings_is_named_as_the_cause(tmp_path):
     assert run.main == "copies" and "every request the seed 7" in run.findings[0].says
     dead = next(f for f in run.findings if f.rule == "zero-gradient")
     assert (dead.cause, dead.follows_from) == ("copies", "copies")
+    for harmless in ('vllm_mode="server"', "use_vllm=False"):
+        (tmp_path / "train.py").write_text(script.replace("num", f"{harmless}, num"))
+        assert audit_run(tmp_path).runs[0].main == "zero-gradient (equal-rewards)"
 
 
 # --- a verdict that fits the log ---

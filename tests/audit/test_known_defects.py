@@ -136,6 +136,7 @@ def test_a_workbench_folder_says_its_trainer_backend_and_stops(tmp_path):
     [
         ("[1]", "expected TRL's arguments as NAME: VALUE"),
         ("gradient_accumulation_steps: two", "gradient_accumulation_steps='two': expected a whole number"),
+        ("top_k: '50'", "top_k='50': expected a number"),
         ("generation_kwargs: [1]", r"generation_kwargs=\[1\]: expected a mapping, NAME: VALUE"),
         ("a: [", "not YAML"),
     ],

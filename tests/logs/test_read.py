@@ -68,6 +68,7 @@ def test_a_pasted_console_log_is_read_among_other_lines_and_bars(tmp_path):
         ("chart.csv", 'Step,"a run - train/reward","a run - train/reward__MIN"\n10,0.5,0\n20,1,0\n', [0.5, 1]),
         ("verl.jsonl", '{"step": 1, "data": {"reward": 0.5}}\n{"step": 2, "data": {"reward": 1}}\n{"st', [0.5, 1]),
         ("table.TSV", "step\treward\n1\t0.5\n2\t1\n", [0.5, 1]),
+        ("nested.jsonl", '{"step": 1, "train": {"reward": 0.5}}\n{"step": 2, "train": {"reward": 1}, "eval": {}}\n', [0.5, 1]),
         ("decimal_comma.csv", "step;reward;kl\r\n1;0,5;0,025\r\n2;1;0,1\r\n", [0.5, 1]),
         ("thousands.csv", 'step,reward\n1,"1,024.5"\n2,999\n', [1024.5, 999]),
         ("percent.csv", "step,reward\n1,12.5%\n2,7 %\n", [0.125, 0.07]),
@@ -227,6 +228,27 @@ def test_lines_of_rollout_and_update_are_one_step(tmp_path, updates, kinds):
     assert log.steps["grad_norm"].tolist() == [0.0] * 10 and log.raw("loss").isna().all()
     assert (len(log.order) == 10) == bool(kinds or updates == 1)
     assert bool(log.notes) == bool(kinds)
+
+
+def test_of_several_lines_a_step_the_means_count(tmp_path):
+    rows = [{"step": n, "sample": k, "reward": float(k > n % 4)} for n in range(1, 21) for k in range(4)]
+    write_lines(tmp_path / "log.jsonl", rows)
+    log = one(tmp_path)
+    assert log.steps["reward"].tolist() == [(3 - n % 4) / 4 for n in range(1, 21)]
+    found = log_damage(log)
+    assert (found.severity, found.cause) == ("note", "several-lines")
+    write_lines(tmp_path / "log.jsonl", [*rows[:60], *rows])  # it was started again
+    log = one(tmp_path)
+    assert log.steps["reward"].tolist() == [1.0 * (n % 4 < 3) for n in range(1, 21)]
+    assert log_damage(log).cause == "two-runs"
+
+
+def test_a_line_that_is_printed_again_counts_once(tmp_path):
+    path = tmp_path / "a.log"
+    path.write_text(
+        "".join(f"[rank{k}] Step {n} | loss: 0.{n} | reward: 0.5\n" for n in range(1, 10) for k in range(4))
+    )
+    assert one(path).order == tuple(range(1, 10))
 
 
 def test_a_share_in_another_unit_is_left_out_and_named(tmp_path):

@@ -42,6 +42,9 @@ _NUMBERS = (
 )  # fmt: skip
 
 
+_REAL_NUMBERS = ("beta", "min_p", "top_entropy_quantile", "top_k", "top_p")
+
+
 @dataclasses.dataclass(frozen=True)
 class Settings:
     """The trainer, one of TRAINERS, and the arguments that a file gives."""
@@ -221,6 +224,9 @@ def _checked(value: dict, path: Path) -> dict:
     for name in _NUMBERS:
         if value.get(name) is not None and (type(value[name]) is not int or value[name] < 1):
             raise ParameterError(f"args={path}: {name}={value[name]!r}: expected a whole number of at least 1")
+    for name in _REAL_NUMBERS:
+        if value.get(name) is not None and type(value[name]) not in (int, float):
+            raise ParameterError(f"args={path}: {name}={value[name]!r}: expected a number")
     kwargs = value.get("generation_kwargs")
     if isinstance(kwargs, str):  # as on a command line
         try:

@@ -40,7 +40,8 @@ def log_damage(log: Log) -> Finding:
     logged = np.unique(np.concatenate([each, _of_all_lines(log)]))  # a line of an evaluation alone is no lost step
     between = np.searchsorted(logged, each[1:]) - np.searchsorted(logged, each[:-1]) - 1
     gaps = [int(step) for step in each[:-1][(distances > 1.5 * usual) & (between == 0)]] if len(each) > 1 else []
-    twice = len(order) - len(each)
+    lines = np.unique(order, return_counts=True)[1]
+    twice = int((lines > 1).sum())
     if restarts:
         runs = 1 + int(((np.diff(order) <= 0) & (order[1:] <= each[0])).sum())
         says = f"The file holds {runs} runs: step numbers start again after step {order[restarts[0]]:.0f}."
@@ -73,7 +74,10 @@ def log_damage(log: Log) -> Finding:
         advice = "Compute one loss by hand in fp32; lower the learning rate, or train in bf16 or fp32."
         return _damaged(log, PROBLEM, "not-finite", says, advice)
     broken = [d for d in broken if d not in never]
-    wrong = [f"{twice} steps are in the log twice; the audit uses the last line of each"] * bool(twice)
+    if len(back):
+        wrong = [f"{twice} steps are in the log twice; the audit uses the last line of each"] * bool(twice)
+    else:
+        wrong = [f"{twice} of {len(each)} steps have several lines; the audit uses their means"] * bool(twice)
     wrong += [f"steps are out of order at {len(back)} places"] * bool(len(back))
     wrong += [f"steps are missing after {', '.join(map(str, gaps[:5]))}"] * bool(gaps) + broken
     if not wrong and never:
@@ -86,6 +90,11 @@ def log_damage(log: Log) -> Finding:
     if any(text.startswith("reward is infinite") for text in broken):
         advice = "Let the reward function return finite numbers: a single infinite reward makes the mean of its step useless."
         return _damaged(log, PROBLEM, "not-finite", "; ".join(wrong) + ".", advice)
+    if len(wrong) == 1 and not len(back) and (as_usual := np.median(lines)) > 1 and (lines == as_usual).mean() >= 0.9:
+        says = (
+            f"Each step has {as_usual:.0f} lines, as of several completions or minibatches; the audit uses their means."
+        )
+        return _damaged(log, NOTE, "several-lines", says, "Log the mean of each step, so that other tools read it too.")
     cause = "twice" if twice else "order" if len(back) else "missing" if gaps else "unreadable"
     advice = "The findings are about what could be read; check how the file was written."
     if any("is no number" in text for text in broken):

@@ -109,7 +109,7 @@ def _split(found: Found) -> list[Found]:
 def _one_line_a_step(found: Found, numbers: pd.Series) -> Found | None:
     """The run with the lines of a step in one, where each has other metrics, as of rollout and training; else None.
 
-    Of a kind with several lines a step, as one for each minibatch, the last value counts.
+    Of a kind with several lines a step, as one for each minibatch, the means count.
     """
     table, known = found.table, canonical(map(str, found.table.columns))
     kinds = [c for c in table if plain(c) in _KIND_NAMES]
@@ -125,7 +125,10 @@ def _one_line_a_step(found: Found, numbers: pd.Series) -> Found | None:
     if several and (len(of_kind) < 2 or sum(map(len, of_kind)) > len(frozenset().union(*of_kind))):
         return None
     last = pd.Series(part.index, index=part.index).groupby(order).last()  # the label of each step's last line
-    joined = part.groupby(order).last().set_index(last.to_numpy())
+    numbers_in, by_step = part.select_dtypes("number").columns, part.groupby(order)
+    joined = by_step.last()
+    joined[numbers_in] = by_step[numbers_in].mean()
+    joined = joined.set_index(last.to_numpy())
     label_of = dict(zip(part.index, order.map(last), strict=True))
     lost = {
         name: [label_of[row] for row in rows if row in label_of] for name, rows in table.attrs.get("rows", {}).items()

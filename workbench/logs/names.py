@@ -231,11 +231,14 @@ def steps_table(raw: pd.DataFrame, source: str) -> tuple[pd.DataFrame, pd.Series
         table["step"] = _counted(table["epoch"].ffill())
     elif "epoch" in table:
         table["step"] = _on_over_epochs(table["step"], table["epoch"])
+    if not table["step"].is_unique:
+        again = ((table == table.shift()) | (table.isna() & table.shift().isna())).all(axis=1)
+        if table["step"][~again].is_unique:  # a progress bar, or several processes, printed each line again
+            table = table[~again]
     order = table["step"].copy()
-    if not (table["step"].is_unique and table["step"].is_monotonic_increasing):
-        table = table.groupby(
-            "step", as_index=False
-        ).last()  # of a step that is there twice the last value of each metric
+    if not (order.is_unique and order.is_monotonic_increasing):
+        by_step = table.groupby("step", as_index=False)  # in a log that goes back the last value of each metric counts
+        table = by_step.mean() if order.is_monotonic_increasing else by_step.last()
     table = table.reset_index(drop=True)
     return table[[name for name in (*NAMES, *parts.values()) if name in table]], order, sorted(damage)
 

@@ -32,7 +32,7 @@ _ROWS = 5_000  # of JSON that are objects at a time
 _MOST_KINDS = 1_000  # sets of names of one log
 _NUMBERS = ("loss", "grad_norm", "reward", "entropy", "kl")
 _COUNTED = ("loss", "grad_norm", "reward")  # whose steps without a finite number `names.steps_table` counts
-_NESTED = ("data", "metrics", "logs")  # where verl's file logger and others put the metrics of a line
+_NESTED = ("data", "metrics", "logs", "train")  # where verl's file logger and others put the metrics of a line
 
 
 class Found(NamedTuple):
@@ -60,7 +60,7 @@ def unusable_as_error(source: str) -> Iterator[None]:
 
 
 def flat_row(row: dict) -> dict:
-    """Its numbers and words; what is nested in `data` or `metrics` is added to them."""
+    """Its numbers and words; what is nested in `data`, `metrics` or `train` is added to them."""
     for name in _NESTED:
         if isinstance(nested := row.get(name), dict):
             row = nested | {other: value for other, value in row.items() if other != name}

@@ -139,7 +139,8 @@ def of_sources(sources: Iterable[str]) -> dict[str, Any]:
                 if isinstance(node, ast.Call) and ast.unparse(node.func).rpartition(".")[2] in _CONFIGS:
                     given = {k.arg: k.value.value for k in node.keywords if isinstance(k.value, ast.Constant)}
                     calls.append({n: _as_in_trl(n, v) for n, v in given.items() if n in PARAMETERS})
-                    calls[-1] |= _request_seed(k.value for k in node.keywords if k.arg == "generation_kwargs")
+                    if not _seeds_each_alone(given):
+                        calls[-1] |= _request_seed(k.value for k in node.keywords if k.arg == "generation_kwargs")
     return {name: value for name, value in _agreed(calls).items() if _fits(name, value)}
 
 
@@ -162,6 +163,11 @@ def of_tracker(path: Path) -> dict[str, Any]:
     except (ParameterError, RunError):
         return {}
     return of_arguments({str(name): _dict(entry).get("value") for name, entry in config.items()}, path.name)
+
+
+def _seeds_each_alone(arguments: dict) -> bool:
+    """Whether a seed makes no copies: a vLLM server adds a completion's index to it, and transformers takes none."""
+    return arguments.get("use_vllm") is False or arguments.get("vllm_mode") == "server"
 
 
 def _request_seed(values: Iterable[ast.expr]) -> dict[str, Any]:
@@ -250,7 +256,9 @@ def _of_recipe(recorded: dict) -> dict[str, Any]:
         "stop_strings": [s for s in items(stops.get("stop")) if isinstance(s, str)],
         "stop_token_ids": _ids(stops.get("stop_token_ids")),
         "min_tokens": stops.get("min_tokens"),
-        "request_seed": _dict(arguments.get("generation_kwargs")).get("seed"),
+        "request_seed": (
+            None if _seeds_each_alone(arguments) else _dict(arguments.get("generation_kwargs")).get("seed")
+        ),
         "plain_prompts": recorded.get("plain_prompts"),
         # The workbench's trainers pass positions unless that is switched off.
         "explicit_positions": overrides.get("explicit_positions", own or None),
