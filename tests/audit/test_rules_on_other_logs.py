@@ -422,6 +422,7 @@ def test_reward_functions_logged_in_few_steps_are_counted():
     [
         (("completions/clipped_ratio", "completions/mean_length", "completions/max_length"), "found"),
         (("rollout/truncated_ratio", "rollout/response_len/mean", "rollout/response_len/max"), "not found"),
+        (("train/truncation_rate", "train/mean_gen_tokens_per_sample", "completions/max_length"), "not found"),
     ],
 )
 def test_ratios_that_an_engine_reports_are_not_disputed(tmp_path, names, expected):

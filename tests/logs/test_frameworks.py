@@ -220,9 +220,10 @@ METRICS = {
         {"all_bad_share": 0.375, "all_good_share": 0.125, "zero_std_share": 0.5},
     ),
     "NeMo-RL": (
-        {"step": 3, "reward": 0.5, "mean_gen_tokens_per_sample": 90.0, "gen_kl_error": 0.001, "baseline_reward/pct_0": 25.0,
+        {"step": 3, "reward": 0.5, "mean_gen_tokens_per_sample": 90.0, "truncation_rate": 0.1, "gen_kl_error": 0.001,
+         "baseline_reward/pct_0": 25.0,
          "baseline_reward/pct_1": 25.0, "baseline_reward/pct_mixed": 50.0},
-        {"reward": 0.5, "mean_length": 90, "zero_std_share": 0.5},
+        {"reward": 0.5, "mean_length": 90, "zero_std_share": 0.5, "clipped_ratio": 0.1},
     ),
     "open-instruct": (
         {"training_step": 3, "scores": 0.5, "val/sequence_lengths": 90.0, "loss/policy_avg": 0.1, "policy/entropy_avg": 0.4},

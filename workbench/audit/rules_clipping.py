@@ -3,13 +3,14 @@
 import numpy as np
 
 from ..logs.log import Log
+from ..logs.names import plain
 from .finding import WARNING, Finding, absent, found, unknown
 from .rule import rule
 
 _ROUNDING = 2e-3  # of four printed digits, relative
 _CLIP_METRICS = ("clipped_ratio", "mean_terminated_length")
 _RECORDED, _IN_THE_TEXT = "the recorded finish reasons say otherwise", "the texts end in a stop string"
-# What slime, prime-rl and open-instruct log of the engine's own finish reasons, and OpenRLHF of prompt and completion together.
+# What slime, prime-rl, open-instruct and NeMo-RL log of the engine's own finish reasons, and OpenRLHF of prompt and completion.
 _OF_THE_ENGINE = (
     "rollout/truncated_ratio",
     "rollout/truncated_rate",
@@ -19,6 +20,7 @@ _OF_THE_ENGINE = (
     "val/truncated_completion_fraction",
     "val/stop_rate",
     "stop_rate",
+    "truncation_rate",
     "response_clip_ratio",
 )
 
@@ -65,7 +67,8 @@ def false_clipping(log: Log) -> Finding:
     clipped = np.nan_to_num(logged) > 0
     if not clipped.any():
         return absent("The log counts no completion as clipped.")
-    if log.trainer == "ms-swift" or any(log.raw(name) is not None for name in _OF_THE_ENGINE):
+    columns = set() if log.lines is None else set(map(plain, log.lines.columns))
+    if log.trainer == "ms-swift" or columns & set(map(plain, _OF_THE_ENGINE)):
         return absent("This trainer counts the completions that the engine reports as truncated, at any length.")
     reasons = _contradictions(log, logged)
     wrong = np.any(list(reasons.values()), axis=0) if reasons else np.zeros(len(logged), bool)

@@ -47,11 +47,12 @@ NAMES: dict[str, tuple[str, ...]] = {
     "clipped_ratio": ("completions/clipped_ratio", "response_length/clip_ratio", "rollout/truncated_ratio",
                       "rollout/truncated_rate", "rollout/truncated", "is_truncated/mean", "truncation",
                       "ppo_actor/no_eos_ratios/avg", "grpo_actor/no_eos_ratios/avg", "response_clip_ratio",
-                      "val/truncated_completion_fraction"),
+                      "val/truncated_completion_fraction", "truncation_rate"),
     "stopped_share": ("val/stop_rate", "stop_rate", "val/contain_eos_token"),  # `clipped_ratio` where that is not logged
     "mean_length": ("completions/mean_length", "completion_length", "response_length/mean", "response_length",
                     "avg_response_len", "rollout/response_len/mean", "rollout/response_length_mean",
                     "env/all/ac_tokens_per_turn", "generate/avg_num_tokens", "mean_gen_tokens_per_sample",
+                    "gen_tokens_per_sample/mean",
                     "mean_generation_length", "num_output_tokens/mean", "batch/step_response_length/mean",
                     "val/sequence_lengths", "sequence_lengths", "gen_len"),
     "max_length": ("completions/max_length", "response_length/max", "rollout/response_len/max", "generate/max_num_tokens",
