@@ -4,6 +4,7 @@ import gzip
 import io
 import json
 import sys
+import warnings
 from importlib.util import find_spec
 
 import pytest
@@ -63,6 +64,14 @@ def test_a_line_of_verl_that_a_terminal_broke_is_read_whole(tmp_path):
     log = read(saved(tmp_path / "a.log", text))
     assert log.metric("reward").tolist() == [0.25, 0.75]
     assert log.metric("mean_length").tolist() == [17, 18]
+
+
+def test_many_metrics_of_some_steps_warn_of_nothing(tmp_path):
+    many = " - ".join(f"val-aux/a{n}:0.5" for n in range(120))
+    text = "".join(f"step:{n} - critic/score/mean:0.5 - {many if n == 2 else 'actor/lr:0.1'}\n" for n in range(1, 5))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert rewards(saved(tmp_path / "a.log", text)) == [0.5] * 4
 
 
 # --- printed dicts --------------------------------------------------------------------------------------------------
@@ -128,6 +137,16 @@ def notebook(path, *outputs):
 
 
 HEADS = ["Step", "Training Loss", "reward"]
+
+
+def test_marks_of_completions_are_no_steps(tmp_path):
+    marks = html_table(
+        ["text", "step", "reward"], [["a", 0.02, 0.063], ["b", 1.0, 0.682]]
+    )  # KhushalM/GRPO_Finetuning 45e13a9
+    with pytest.raises(RunError, match="none is a table of steps"):
+        read(notebook(tmp_path / "a.ipynb", {"data": {"text/html": marks}}))
+
+
 OLD = html_table([*HEADS, "completion_length"], [[1, "0.1", "0.25", 200], [2, "No Log", "0.5", 190]])
 NEW = html_table([*HEADS, "completions / mean_length", "rewards / f / mean"], [[1, 0, 1, 9, 1]])
 LOSSES = html_table(["Step", "Training Loss"], [[10, "3.38"], [20, "2.2"]])
@@ -258,6 +277,20 @@ def test_what_kaggle_keeps_of_a_run_s_output_is_read(tmp_path, name):
 def test_json_that_is_no_log_says_what_it_has(tmp_path, text, says):
     with pytest.raises(RunError, match=says):
         read(saved(tmp_path / "a.json", text))
+
+
+# An evaluation, and verl's: aaravarora01/agent-memory-redteam 6605a72, T-zy/Search-R1_inforcement 296204a.
+@pytest.mark.parametrize("row", [{"sample_idx": 0, "completion": "c"}, {"step": 0, "output": "c" * 200, "score": 0.5}])
+def test_completions_with_their_rewards_are_no_steps(tmp_path, row):
+    text = "".join(json.dumps(row | {"reward": n % 2}) + "\n" for n in range(60))
+    with pytest.raises(RunError, match="its 60 rows are completions with their rewards"):
+        read(saved(tmp_path / "a.jsonl", text))
+
+
+@pytest.mark.parametrize("more", [{"loss": 0.1}, {"step": 1}])
+def test_a_completion_may_stand_next_to_the_numbers_of_its_step(tmp_path, more):
+    rows = [{"completion": "c", "reward": n / 9, **{k: v * n for k, v in more.items()}} for n in range(1, 10)]
+    assert len(rewards(saved(tmp_path / "a.jsonl", "".join(json.dumps(row) + "\n" for row in rows)))) == 9
 
 
 def test_json_lines_with_another_ending_are_read(tmp_path):

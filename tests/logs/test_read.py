@@ -260,6 +260,20 @@ def test_a_share_in_another_unit_is_left_out_and_named(tmp_path):
     assert log.damage == ("frac_reward_zero_std goes up to 30 and is no share from 0 to 1: it is left out",)
 
 
+def test_evaluations_of_many_prompts_a_step_are_no_steps(tmp_path):
+    # charbull/wordle-rl-gemma 41ceaa1: a line a step, and 20 of an evaluation each 30 steps, each with a word of its own
+    rows = [{"log_type": "train", "step": n, "secret_word": f"W{n % 30}", "final_reward": n / 9} for n in range(1, 61)]
+    rows += [
+        {"log_type": "eval", "step": n, "secret_word": f"W{i}", "final_reward": -1.0}
+        for n in (30, 60)
+        for i in range(20)
+    ]
+    write_lines(tmp_path / "metrics.jsonl", rows)
+    log = one(tmp_path)
+    assert log.steps["reward"].tolist() == [n / 9 for n in range(1, 61)]
+    assert log.notes == ("lines with log_type eval are left out: they are no steps of a training",)
+
+
 def test_every_name_of_a_metric_stands_once_in_the_table():
     spellings = [spelling for known in NAMES.values() for spelling in known]
     assert len(spellings) == len(set(spellings))

@@ -29,6 +29,10 @@ SUMMARY = "wandb-summary.json"
 _KIND_NAMES = ["type", "kind", "split", "mode", "phase", "stage", "event"]
 _OTHER_KINDS = ["eval", "evaluation", "evaluate", "val", "valid", "validation", "test", "sample", "samples"]
 _NEVER_OPENED = (b"\x80\x02", b"\x80\x03", b"\x80\x04", b"\x80\x05", b"PK")  # pickles, archives
+# A column of texts in rows that are completions with their rewards; and what a line of a training has beside them.
+_TEXTS = {"completion", "output", "response", "generation"}
+_OF_A_STEP = {"loss", "grad_norm", "learning_rate", "kl", "entropy", "mean_length"}
+_MOST_RUNS = 50  # that a column parts which has no name of `RUN_NAMES`: more are words of the task
 _PATIENCE = 1_000  # lines of JSON without a metric of reinforcement learning, then the file is data and no log
 
 
@@ -83,7 +87,9 @@ def _split(found: Found) -> list[Found]:
         for c in table
         if str(c) not in known
         and (plain(c) in RUN_NAMES or not pd.api.types.is_numeric_dtype(table[c]))
-        and 1 < table[c].nunique(dropna=False) <= len(table) // 2
+        and 1
+        < table[c].nunique(dropna=False)
+        <= min(len(table) // 2, len(table) if plain(c) in RUN_NAMES else _MOST_RUNS)
     ]
     for chosen in (*([c] for c in labels), labels):
         groups = list(table.groupby([table[c] for c in chosen], sort=False, dropna=False)) if chosen else []
@@ -112,7 +118,7 @@ def _one_line_a_step(found: Found, numbers: pd.Series) -> Found | None:
     Of a kind with several lines a step, as one for each minibatch, the means count.
     """
     table, known = found.table, canonical(map(str, found.table.columns))
-    kinds = [c for c in table if plain(c) in _KIND_NAMES]
+    kinds = [c for c in table if _says_the_kind(c)]
     others = [table[c].map(lambda value: plain(value).partition("_")[0] in _OTHER_KINDS) for c in kinds]
     kept = numbers.notna() & ~np.any(others, axis=0) if others else numbers.notna()
     part, order = table[kept], numbers[kept]
@@ -145,10 +151,14 @@ def _words(columns: list, values: tuple) -> str:
     return ", ".join(f"{column} {value}" for column, value in zip(columns, values, strict=True))
 
 
+def _says_the_kind(column) -> bool:
+    return plain(column).rpartition("_")[2] in _KIND_NAMES  # log_type is one
+
+
 def _is_of_training(part: pd.DataFrame, columns: list, values: tuple) -> bool:
     """True for lines that hold metrics of a training and are not named evaluations or samples."""
     for column, value in zip(columns, values, strict=True):
-        if plain(column) in _KIND_NAMES and plain(value).partition("_")[0] in _OTHER_KINDS:
+        if _says_the_kind(column) and plain(value).partition("_")[0] in _OTHER_KINDS:
             return False
     return of_reinforcement_learning(str(column) for column in part if part[column].notna().any())
 
@@ -162,10 +172,26 @@ def _json_lines(path: Path, source: str) -> list[Found]:
     table = steps_of(_objects(path, counts))
     if not counts["rows"]:
         raise RunError(f"{source}: no line is a JSON object; expected one object a line, for one step")
+    _refuse_completions(table, source)
     broken, lines = counts["broken"], counts["rows"] + counts["broken"]
     damage = [f"{Path(source).name}: {broken} of {lines} lines are not JSON objects"] * (broken > 0)
     verl = counts["verl"] > 0
     return [Found("verl JSONL" if verl else "JSONL", table, "", damage, (), "verl" if verl else None)]
+
+
+def _refuse_completions(table: pd.DataFrame, source: str) -> None:
+    """Raises for rows that each are a completion with its reward, as evaluations and dumps of rollouts keep them.
+
+    A loop may print a completion with each step; then the row has a step of its own, or a loss.
+    """
+    known = canonical(map(str, table.columns))
+    steps = next((c for c in table if known.get(str(c)) == "step"), None)
+    several = steps is None or table[steps].nunique() <= len(table) // 2
+    if len(table) > 1 and several and _TEXTS & set(map(plain, table)) and not _OF_A_STEP & set(known.values()):
+        raise RunError(
+            f"{source}: its {len(table)} rows are completions with their rewards, not steps of a training; give the log of the "
+            "training, and these with --completions; `workbench reward-report` reads completions alone"
+        )
 
 
 def _objects(path: Path, counts: dict[str, int]) -> Iterator[dict]:
@@ -309,10 +335,19 @@ def _html_steps(page: str) -> list[pd.DataFrame]:
         rows = [re.split(r"<t[dh]\b[^<>]*>", row)[1:] for row in table.split("<tr")[1:]]
         texts = [[unescape(re.sub(r"<[^<>]*>", "", cell.partition("</t")[0])).strip() for cell in row] for row in rows]
         head, body = (texts or [[]])[0], [row for row in texts[1:] if len(row) == len(texts[0])]
-        if body and of_reinforcement_learning(head):
+        if body and of_reinforcement_learning(head) and _counts_steps(head, body):
             found.append(pd.DataFrame(body, columns=head))
             found[-1].attrs |= what_is_lost([dict(zip(head, row, strict=True)) for row in body])
     return found
+
+
+def _counts_steps(head: list[str], body: list[list[str]]) -> bool:
+    """False where a column has the name of steps and fractions in it, such as marks for the steps of an answer."""
+    at = next((place for place, name in enumerate(head) if canonical([name]).get(name) == "step"), None)
+    numbers = pd.to_numeric(
+        pd.Series([] if at is None else [row[at] for row in body], dtype=object), errors="coerce"
+    ).dropna()
+    return bool((numbers == numbers.round()).all())
 
 
 # --- tables ---------------------------------------------------------------------------------------------------------

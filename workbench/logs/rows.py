@@ -232,7 +232,7 @@ def _joined(parts: Sequence[pd.DataFrame]) -> pd.DataFrame:
         return parts[0] if parts else pd.DataFrame()
     table = pd.concat(parts).sort_index()
     if all("step" in part and part["step"].is_unique and part["step"].is_monotonic_increasing for part in parts):
-        whole = table.groupby("step", as_index=False).last()
+        whole = table.groupby("step").last().copy().reset_index()  # pandas warns of frames in a hundred pieces
         ended = whole.iloc[-1].notna() | whole.iloc[:-1].isna().any()
         return whole if ended.all() or len(whole) in (1, len(table)) else whole.iloc[:-1]
     return table
