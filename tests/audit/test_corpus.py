@@ -74,7 +74,11 @@ def as_csv(curves, path):
 DOCUMENTED = {
     "rasbt-qwen3-0.6b-math-grpo-no-kl": ["collapse", "length-runaway"],  # as its source says
     "trl-5697-deepmath-grpo": ["no-learning"],  # reward 0 in all steps that were posted
-    "jianghoucheng-opd": ["collapse"],  # one token each, and the lowest reward there is, from the fifth step on
+    "rasbt-qwen3-0.6b-math-grpo-kl": ["no-learning"],  # reward 0 in each of the last 49 of 56 steps
+    "jianghoucheng-opd": [
+        "collapse",
+        "no-learning",
+    ],  # one token each, and the lowest reward there is, from the fifth step on
     "workbench-smollm2-stops-number-words-stock-trl-masked": ["zero-gradient"],  # masked stops, see notebook 02
     "workbench-smollm2-stops-sums-stock-trl-masked": ["zero-gradient"],
     "workbench-smollm2-duplicates-different-stock-trl-seed": [

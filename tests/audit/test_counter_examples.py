@@ -48,6 +48,11 @@ SHARE, ENDED = np.tile([0.25, 0.5, 0.75], 20), np.tile([80.0, 120.0, 100.0], 20)
 MEANS_OF_5 = {"clipped_ratio": np.where(ODD, 1.0, 0.6), "mean_length": np.where(ODD, 512.0, 424.3),
               "max_length": np.where(ODD, 512.0, 502.4)}  # fmt: skip
 BUSY = {"kl": 0.001, "grad_norm": 0.1}
+STUCK = np.repeat(
+    [-10.0, 0.1, 0.7, -5.0, -0.386, -5.0], [8, 8, 8, 8, 8, 80]
+)  # Rithwik-Ravi/OpenEnv-Dynamic-Guardrails 4ac95cc
+# One of 256 completions, the longest: T-zy/Search-R1_inforcement 296204a, steps 391 and 392.
+LONGEST = {"clipped_ratio": 1 / 256, "mean_length": 131.6, "max_length": np.tile([538.0, 230.0], 30)}
 
 
 def limit(tokens):
@@ -93,6 +98,9 @@ CASES = {
     "ms-swift counts rows that the engine cut at any length":
         (false_clipping, log(**SWIFT, facts={"trainer": "ms-swift"}), ABSENT),
     "another trainer does not": (false_clipping, log(**SWIFT), FOUND),
+    "verl counts the longest of a batch":
+        (false_clipping, log(**LONGEST, facts=limit(1024) | {"trainer": "verl"}), FOUND, "note", "longest"),
+    "TRL does not": (false_clipping, log(**LONGEST, facts=limit(1024)), FOUND, "warning"),
     "many are truncated, and the reward rises": (true_clipping, log(**CUT, facts=LIMIT, reward=rising), FOUND, "warning"),
     "many are truncated, and it does not": (true_clipping, log(**CUT, facts=LIMIT, reward=flat), FOUND, "problem"),
     "many are truncated, and the task is solved":
@@ -239,6 +247,9 @@ CASES = {
     "a fall that is sure at 95% and not at 99%":
         (no_learning, log(reward=0.5 - 0.6 * np.linspace(0, 1, 60) + 0.38 * np.random.default_rng(7).normal(size=60)),
          FOUND, "falls"),
+    "one number in the last two thirds of the steps": (no_learning, log(120, reward=STUCK), FOUND, "problem", "constant"),
+    "the same, of rewards that differ": (no_learning, log(120, reward=STUCK, reward_std=0.3), OPEN),
+    "one number that is the highest": (no_learning, log(120, reward=np.repeat([0.2, 0.7], [40, 80])), ABSENT),
     "a fall, which collapse says": (no_learning, log(reward=falling), ABSENT),
     "a reward that is the highest there is in every step": (solved, log(reward=1.0, **TOP), OPEN),
     "one that gets there": (solved, log(reward=np.minimum(np.linspace(0.2, 1.8, 60), 1.0), **TOP), FOUND),

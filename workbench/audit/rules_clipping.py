@@ -4,12 +4,13 @@ import numpy as np
 
 from ..logs.log import Log
 from ..logs.names import plain
-from .finding import WARNING, Finding, absent, found, unknown
+from .finding import NOTE, WARNING, Finding, absent, found, unknown
 from .rule import rule
 
 _ROUNDING = 2e-3  # of four printed digits, relative
 _CLIP_METRICS = ("clipped_ratio", "mean_terminated_length")
 _RECORDED, _IN_THE_TEXT = "the recorded finish reasons say otherwise", "the texts end in a stop string"
+_BELOW = "no completion reached the limit"
 # What slime, prime-rl, open-instruct and NeMo-RL log of the engine's own finish reasons, and OpenRLHF of prompt and completion.
 _OF_THE_ENGINE = (
     "rollout/truncated_ratio",
@@ -81,10 +82,22 @@ def false_clipping(log: Log) -> Finding:
     other = "" if shown else ", or the engine's context, shorter than prompt and limit, cut them"
     more = {"true clipped ratio": true, "mean length": log.logged("mean_length")}
     evidence |= {name: float(np.nanmean(values)) for name, values in more.items() if values is not None}
+    wrongly = f"completions/clipped_ratio says {np.nanmean(logged):.0%} of the completions were truncated by the length limit. "
+    wrongly += f"That is wrong: {next(iter(counts))}."
+    if log.trainer == "verl" and all(reason.startswith(_BELOW) for reason in counts):
+        return found(
+            NOTE,
+            f"{wrongly} verl counts a completion as truncated that fills the padded batch, and where it pads to the longest "
+            "completion, that is the longest.",
+            "Ignore the number where response_length/max is below the limit: there no completion is truncated.",
+            cause="longest",
+            steps=log.at(wrong),
+            evidence=evidence,
+            contradicts=_CLIP_METRICS,
+        )
     return found(
         WARNING,
-        f"completions/clipped_ratio says {np.nanmean(logged):.0%} of the completions were truncated by the length limit. That "
-        f"is wrong: {next(iter(counts))}. They ended at a stop that the trainer does not recognise{other}.",
+        f"{wrongly} They ended at a stop that the trainer does not recognise{other}.",
         f"Do not mask truncated completions and do not raise the limit because of this number. Read one. {teach_the_stop(log)}",
         steps=log.at(wrong),
         evidence=evidence,
@@ -134,7 +147,7 @@ def _indirect(log: Log, logged: np.ndarray) -> dict[str, np.ndarray]:
             1 - _ROUNDING
         )
         if longest is not None and _one_step_a_line(log, longest):
-            reasons[f"no completion reached the limit of {limit} tokens"] = (logged > 0) & (longest < limit)
+            reasons[f"{_BELOW} of {limit} tokens"] = (logged > 0) & (longest < limit)
     return reasons
 
 

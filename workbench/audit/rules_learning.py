@@ -57,8 +57,9 @@ def solved(log: Log) -> Finding:
 def no_learning(log: Log) -> Finding:
     """Whether the reward of a long enough run did not change: a warning, since a flat curve is no proof of a fault.
 
-    How: a 95% interval of the change, from 40 steps on; a constant reward or a rate of 0 is a problem. A reward that ends at
-    its largest, or above 0.9 where rewards go from 0 to 1, is none.
+    How: a 95% interval of the change, from 40 steps on; a constant reward, also of the last half of a run if that is 40 steps
+    or more, or a rate of 0 is a problem. A reward that ends at its largest, or above 0.9 where rewards go from 0 to 1, is
+    none.
     Wrong where: the run is too short for its learning rate.
     """
     reward = log.metric("reward")
@@ -97,6 +98,13 @@ def no_learning(log: Log) -> Finding:
         advice = "Look at the other findings first; else lower the learning rate, or train more seeds to be sure."
         advice = _not_where_tools_fail(log, _not_where_gradients_are_absurd(log, advice))
         return found(WARNING, says, advice, cause="falls", evidence=evidence)
+    ending = _equal_at_the_end(reward)
+    if ending and (spread is None or np.nan_to_num(spread[-ending:]).max() <= 1e-6):
+        says = f"The reward is {reward[-1]:.4g} in each of the last {ending} steps, less than it has been."
+        advice = "Read completions of these steps: they may all be one text. "
+        advice += "A lower learning rate or a KL penalty (beta) keeps them apart."
+        severity, where = WARNING if reward[-1] > 0 else PROBLEM, log.at(np.arange(len(reward)) >= len(reward) - ending)
+        return found(severity, says, advice, cause="constant", steps=where)
     if not _is_narrow(changed, reward):
         says = f"The reward {by}; its 95% interval, {between}, holds 0."
         more = _not_where_gradients_are_absurd(log, "Train more steps, or more seeds.")
@@ -116,6 +124,13 @@ def _is_narrow(changed: Interval, reward: np.ndarray) -> bool:
     logged = reward[~np.isnan(reward)]
     noise = float(np.std(np.diff(logged)) / np.sqrt(2))
     return len(logged) >= _SURE and bool(changed.high - changed.low <= 3 * noise)
+
+
+def _equal_at_the_end(reward: np.ndarray) -> int:
+    """In how many steps at the end the reward is one number, below the largest; 0 if they are too few, or not half of all."""
+    others = np.flatnonzero(reward != reward[-1])  # a step without a reward is another
+    count = len(reward) - 1 - int(others[-1]) if len(others) else 0
+    return count if count >= max(_SURE, len(reward) / 2) and np.nanmax(reward) > reward[-1] else 0
 
 
 def _surely_did_not_rise(reward: np.ndarray) -> bool:
