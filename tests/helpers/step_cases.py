@@ -77,6 +77,41 @@ class ShiftedRewards(trl.GRPOTrainer):
         return super()._calculate_rewards(*args).roll(1, 0)
 
 
+class SortedPrompts(trl.GRPOTrainer):
+    """Samples the longest prompts first, and keeps the completions in this order."""
+
+    def _tokenize_prompts(self, prompts):
+        ids, *rest = super()._tokenize_prompts(prompts)
+        return sorted(ids, key=len, reverse=True), *rest
+
+
+class RolledTexts(trl.GRPOTrainer):
+    """Gives the reward functions the text of the completion before."""
+
+    def _generate(self, prompts):
+        output = list(super()._generate(prompts))
+        texts = next(i for i, part in enumerate(output) if isinstance(part, list) and isinstance(part[0], str))
+        output[texts] = output[texts][-1:] + output[texts][:-1]
+        return tuple(output)
+
+
+class RolledIds(trl.GRPOTrainer):
+    """Gives the reward functions the token ids of the completion before."""
+
+    def _calculate_rewards(self, inputs, prompts, completions, ids):
+        def rolled(function):
+            def scored(completion_ids, **columns):
+                return function(completion_ids=completion_ids[-1:] + completion_ids[:-1], **columns)
+
+            return scored
+
+        functions, self.reward_funcs = self.reward_funcs, [rolled(function) for function in self.reward_funcs]
+        try:
+            return super()._calculate_rewards(inputs, prompts, completions, ids)
+        finally:
+            self.reward_funcs = functions
+
+
 class LargerAdvantages(trl.GRPOTrainer):
     def _generate_and_score_completions(self, inputs):
         output = super()._generate_and_score_completions(inputs)
@@ -127,15 +162,34 @@ class OtherMetric(trl.GRPOTrainer):
         return output
 
 
-def losing_a_gradient(trainer):
-    """A child of a trainer that zeroes the gradient of one layer."""
+class NegatedAdvantages(trl.RLOOTrainer):
+    def _generate_and_score_completions(self, inputs):
+        output = super()._generate_and_score_completions(inputs)
+        return output | {"advantages": -output["advantages"]}
+
+
+class NegatedForTheLoss(trl.RLOOTrainer):
+    def _prepare_inputs(self, inputs):
+        batch = super()._prepare_inputs(inputs)
+        return batch | {"advantages": -batch["advantages"]}
+
+
+def small(completions, **_):
+    return [len(text) / 1e5 for text in completions]
+
+
+SMALL: dict[str, Any] = {"funcs": [small], "bf16": True}
+
+
+def losing_a_gradient(trainer, part="layers.0.", factor=0.0):
+    """A child of a trainer that zeroes the gradient of one layer, or multiplies that of some tensors."""
 
     class LostGradient(trainer):
         def training_step(self, model, *args):
             loss = super().training_step(model, *args)
             for name, parameter in model.named_parameters():
-                if "layers.0." in name and parameter.grad is not None:
-                    parameter.grad.zero_()
+                if part in name and parameter.grad is not None:
+                    parameter.grad.mul_(factor)
             return loss
 
     return LostGradient
@@ -153,6 +207,11 @@ FAULTS: dict[str, tuple[dict[str, Any], str, str]] = {
     "pads behind a stop": ({"generation_kwargs": {"eos_token_id": STOPS}}, "ends", "tokens behind their end"),
     "mask": ({"cls": ShorterMask}, "mask", "a mask that does not follow"),
     "rewards shifted": ({"cls": ShiftedRewards}, "rewards", "each has that of the row before it"),
+    "prompts sorted": ({"cls": SortedPrompts}, "rewards", "get other prompts than 8 of 8 rows have"),
+    "texts rolled": ({"cls": RolledTexts}, "rewards", "get other completions than 8 of 8 rows have"),
+    "ids rolled": ({"cls": RolledIds}, "rewards", "get other completion_ids than 8 of 8 rows have"),
+    "small advantages": ({"cls": NegatedAdvantages, **SMALL, "beta": 0.0}, "advantages", "other advantages"),
+    "small advantages, later": ({"cls": NegatedForTheLoss, **SMALL}, "batches", "-1 times"),
     "advantages": ({"cls": LargerAdvantages}, "advantages", "other advantages"),
     "positions": ({"model": "starter-gpt2", "disable_dropout": True}, "log-probs", "padding moves them"),
     "dropout": ({"model": "starter-gpt2", "cls": GRPOTrainer}, "log-probs", "the model has dropout"),
@@ -163,6 +222,16 @@ FAULTS: dict[str, tuple[dict[str, Any], str, str]] = {
     "metric": ({"cls": OtherMetric}, "metrics", "reward"),
     "loss": ({"cls": TwiceTheLoss}, "loss", "2 times as much"),
     "gradient": ({"cls": losing_a_gradient(trl.GRPOTrainer)}, "gradient", "layers.0."),
+    "gradient, bf16": (
+        {"cls": losing_a_gradient(trl.GRPOTrainer, "layers.0.mlp.up_proj"), "bf16": True},
+        "gradient",
+        "off by more than 50% of its size in model.layers.0.mlp.up_proj.weight",
+    ),
+    "gradient, a part": (
+        {"cls": losing_a_gradient(trl.GRPOTrainer, "model.norm.weight", 0.6)},
+        "gradient",
+        "off by more than 10% of its size in model.norm.weight",
+    ),
     "clipped away": ({"optim": "sgd", "max_grad_norm": 1e-9}, "update", "max_grad_norm=1e-09 cuts a gradient"),
     "lost to bf16": ({"model": in_bf16, "learning_rate": 1e-6}, "update", "the rounding of bfloat16 weights loses"),
 }

@@ -19,6 +19,8 @@ from step_cases import (
     HEALTHY,
     LORA,
     PROMPTS,
+    SMALL,
+    NegatedAdvantages,
     ShiftedRewards,
     length,
     losing_a_gradient,
@@ -64,6 +66,7 @@ OF_EACH_STAGE = [
     "positions",
     "reference",
 ]
+OF_EACH_STAGE += ["prompts sorted", "texts rolled", "small advantages", "gradient, bf16"]
 OF_EACH_STAGE += ["old log-probs", "metric", "loss", "gradient", "clipped away"]
 
 
@@ -74,6 +77,16 @@ def test_a_fault_is_found_at_its_stage(name, tmp_path):
         options = options | {"model": options["model"]()}
     first = check_step(make(tmp_path, **options)).first
     assert first is not None and first.name == stage and cause in first.cause, first
+
+
+def test_advantages_as_small_as_the_rounding_of_a_kl_are_not_known(tmp_path):
+    stage = check_step(make(tmp_path, cls=NegatedAdvantages, beta=0.05, **SMALL))["advantages"]
+    assert stage.verdict == "cannot tell" and "as small as what bfloat16 can make of the KL" in stage.cause, stage
+
+
+def test_a_gradient_that_is_off_names_the_tensor_that_is(tmp_path):
+    gradient = check_step(make(tmp_path, cls=losing_a_gradient(trl.GRPOTrainer, "embed_tokens", 2.0)))["gradient"]
+    assert gradient.verdict == "different" and "worst in model.embed_tokens.weight" in gradient.cause, gradient
 
 
 def test_a_reward_of_the_prompt_alone_gives_no_gradient(tmp_path):

@@ -91,6 +91,7 @@ class _Comparison:
     def __init__(self, step: Step):
         self.step = step
         self.advantages = [np.asarray(row) for table in step.advantages for row in table]
+        self.largest = max((float(np.nanmax(np.abs(row), initial=0.0)) for row in self.advantages), default=0.0)
         self.keys = [(tuple(row.prompt_ids), without_pads(row.ids, step.pad_token_id)) for row in step.rows]
         self.differences: dict[int, dict[str, str]] = {}  # row of the loss -> part -> what is there instead
         self.missing: list[int] = []  # generated rows that the loss did not take
@@ -165,7 +166,7 @@ class _Comparison:
         generated, taken = self.step.rows[index], row.micro.rows[row.place]
         found = {}
         own, scored = self._both_advantages(row, index)
-        if not _close(own, scored, limit):
+        if not _close(own, scored, limit, self.largest):
             found["advantage"] = f"{_range(own)} instead of {_range(scored)}"
         mask, there = row.masks()
         size = max(len(mask), len(generated.mask))
@@ -232,8 +233,9 @@ def _spread(values: np.ndarray, there: np.ndarray) -> np.ndarray:
     return spread
 
 
-def _close(a: np.ndarray, b: np.ndarray, limit: float) -> bool:
-    return bool(np.allclose(a, b, rtol=limit, atol=limit, equal_nan=True))
+def _close(a: np.ndarray, b: np.ndarray, limit: float, size: float = 1.0) -> bool:
+    """Say whether numbers are equal up to a limit, relative to their own size and to that of numbers of their kind."""
+    return bool(np.allclose(a, b, rtol=limit, atol=limit * size, equal_nan=True))
 
 
 def _range(values: np.ndarray) -> str:

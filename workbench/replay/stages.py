@@ -56,6 +56,7 @@ _LOST = 1e-6  # by how much fp32 rounds a sum, relative to the sum of the magnit
 SAME = 1e-5  # below this numbers are the same in fp32
 # Where rounding may be larger than this share of the largest advantage (or of 1, if that is larger), a fault cannot be seen.
 _BLIND = 0.1
+_NO_ADVANTAGE = 1e-9  # the largest advantage, below which there is none
 _ZERO_STD = 1e-8  # up to which TRL counts a standard deviation as 0
 # Settings that a trainer copies from its args, and the stage that each decides.
 SETTING_STAGES = {
@@ -285,19 +286,44 @@ def check_advantages(step: Step, kl: np.ndarray | None = None) -> Stage:
         expected.append(_advantages(step, table, of_table)[kept])
         roundings.append(_advantage_rounding(step, table, of_table)[kept])
     cause = "the definition gives other advantages for these rewards"
-    stage = compared("advantages", step, used, np.concatenate(expected), cause)
+    if not _has_kl_in_rewards(step):  # they are of fp32 whatever the model computes in, and small ones are no rounding
+        step = dataclasses.replace(step, dtype="float32")
+    stage = compared("advantages", step, used, np.concatenate(expected), cause, _size(step, np.concatenate(expected)))
+    if stage.verdict == "rounding" and _has_kl_in_rewards(step):
+        return _by_kl(step, stage, np.concatenate(expected))
     if stage.verdict != "different":
         return stage
     return _explained(step, stage, used, np.concatenate(expected), np.concatenate(roundings))
 
 
+def _has_kl_in_rewards(step: Step) -> bool:
+    return step.kind == "RLOO" and bool(step.settings["beta"])
+
+
+def _size(step: Step, expected: np.ndarray) -> float:
+    """What a difference of advantages is compared with: the largest one; a KL in them has an error of its own."""
+    size = float(np.abs(expected).max(initial=0.0))
+    return max(1.0, size) if _has_kl_in_rewards(step) else max(_NO_ADVANTAGE, size)
+
+
+def _by_kl(step: Step, stage: Stage, expected: np.ndarray) -> Stage:
+    """The stage of advantages with a KL in them; not known where they are off by as much as they are large."""
+    size = float(np.abs(expected).max())
+    if (stage.largest or 0.0) < size / 2:
+        return stage
+    cause = f"advantages of up to {size:.2g} are as small as what {step.dtype} can make of the KL in the rewards"
+    return dataclasses.replace(stage, verdict="cannot tell", cause=cause)
+
+
 def _explained(step: Step, stage: Stage, used: np.ndarray, expected: np.ndarray, rounding: np.ndarray) -> Stage:
     """The stage of advantages that differ, unless the rounding of their rewards in fp32 explains it."""
-    scale, difference = max(1.0, float(np.abs(expected).max())), np.abs(used - expected)
+    scale, difference = _size(step, expected), np.abs(used - expected)
     if not (difference <= tolerance_of(step).value * scale + rounding).all():
         return stage
+    if difference.max() <= SAME:
+        return dataclasses.replace(stage, verdict="same", cause="", where="")
     size = max(float(np.nanmax(np.abs(table))) for table in step.rewards)
-    if rounding.max() <= _BLIND * scale:
+    if rounding.max() <= _BLIND * max(1.0, scale):
         cause = (
             f"fp32 rounds the means of rewards of up to {size:.3g}: advantages are off by up to {difference.max():.2g}"
         )

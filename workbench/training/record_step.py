@@ -49,6 +49,9 @@ class StepRecord:
     rewards: list[torch.Tensor] = field(default_factory=list)  # (N, F), over all processes
     # Rows whose prompt or completion a reward function got otherwise than TRL gave it to the trainer's method.
     judged_otherwise: dict[str, set[int]] = field(default_factory=dict)
+    texts: list[tuple] = field(
+        default_factory=list
+    )  # prompt and completion of each row, as the reward functions get them
     seeding: set[str] = field(default_factory=set)  # reward functions that set torch's seed
     drawn_from: str = ""  # the state of torch's generators at the first call of the policy's `generate`, hashed
     outputs: list[Mapping[str, Any]] = field(default_factory=list)  # of each generation, as the loss will get it
@@ -73,6 +76,7 @@ class StepRecord:
             self.scored,
             self.rewards,
             self.judged_otherwise,
+            self.texts,
             self.seeding,
             self.outputs,
         ):
@@ -467,6 +471,8 @@ class StepListener:
         names = ("inputs", "prompts", "completions", "completion_ids_list")
         own = dict(zip(names, args, strict=False)) | kwargs
         own |= {name: _apart(own[name]) for name in ("prompts", "completions") if name in own}
+        own["completion_ids"] = [_tokens(ids) for ids in own.get("completion_ids_list") or []]
+        record.texts.extend(zip(own.get("prompts", ()), own.get("completions", ()), strict=False))
         calls: list[list[list]] = [[] for _ in trainer.reward_funcs]  # what each function returned, call by call
         with contextlib.ExitStack() as stack:
             heard = [_heard(*each, record, own, stack) for each in zip(trainer.reward_funcs, calls, strict=True)]
@@ -564,6 +570,11 @@ def copied(tables: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
+def _tokens(ids: Any) -> list[int]:
+    """A copy of a row of token ids; of some rows only a slice shows them all."""
+    return [int(token) for token in ids[:]]
+
+
 def _apart(texts: Any) -> Any:
     """The texts or messages of rows in lists of their own: a reward function may sort or strip those that it is given."""
     if isinstance(texts, list):
@@ -629,9 +640,10 @@ def _note_logits(calls: list[list], _model: Any, _args: Any, output: Any) -> Non
 def _note_rows(record: StepRecord, own: Mapping[str, Any], given: Mapping[str, Any]) -> None:
     """Note the rows of which a reward function is given other prompts, completions or columns than `own` has."""
     first = sum(len(call) for call in record.rewards)  # of the generations before
-    for name in ("prompts", "completions"):
+    for name in ("prompts", "completions", "completion_ids"):
         if name in given and name in own and len(given[name]) == len(own[name]):
-            pairs = enumerate(zip(given[name], own[name], strict=True))
+            of_functions = [_tokens(ids) for ids in given[name]] if name == "completion_ids" else given[name]
+            pairs = enumerate(zip(of_functions, own[name], strict=True))
             unlike = {first + row for row, (its, ours) in pairs if its != ours}
             if unlike:
                 record.judged_otherwise.setdefault(name, set()).update(unlike)

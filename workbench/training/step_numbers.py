@@ -67,7 +67,7 @@ def step_of(trainer: Any, kind: str, record: StepRecord) -> Step:
         prompts=[row.get("prompt", row) for row in record.inputs],
         rewards=[table.double().numpy(force=True) for table in record.rewards],
         returned=returned_rewards(record.scored, list(map(len, record.rewards)), len(trainer.reward_funcs)),
-        judged_otherwise={name: sorted(rows) for name, rows in record.judged_otherwise.items()},
+        judged_otherwise=_judged_otherwise(trainer, record, rows),
         advantages=[output["advantages"].double().numpy(force=True) for output in outputs],
         micro_batches=_of_one_update(record, tokenizer_of(trainer).pad_token_id),
         turns=_turns(trainer, record, rows),
@@ -78,6 +78,59 @@ def step_of(trainer: Any, kind: str, record: StepRecord) -> Step:
         reused=record.reused,
         router_losses=_router_losses(trainer, kind, record),
     )
+
+
+def _judged_otherwise(trainer: Any, record: StepRecord, rows: Sequence[SampledRow]) -> dict[str, list[int]]:
+    """The rows that the reward functions judge by something of another row: what it is -> their numbers."""
+    found = {name: set(numbers) for name, numbers in record.judged_otherwise.items()}
+    if len(record.texts) == len(rows):
+        decode = tokenizer_of(trainer).decode
+        sampled = [decode(row.ids, skip_special_tokens=True) for row in rows]
+        asked = [_plain(decode(row.prompt_ids)) for row in rows]
+        for name, numbers in mixed_texts(record.texts, asked, sampled).items():
+            found.setdefault(name, set()).update(numbers)
+    return {name: sorted(numbers) for name, numbers in found.items() if numbers}
+
+
+def mixed_texts(texts: Sequence[tuple], asked: Sequence[str], sampled: Sequence[str]) -> dict[str, list[int]]:
+    """The rows whose text, as the reward functions get it, is that of another row's tokens, for `prompts` and `completions`.
+
+    A text that is that of no row was changed on purpose. A prompt stands in its row between what a template writes.
+
+    Args:
+        texts: prompt and completion of each row, each a text or messages.
+        asked, sampled: the decoded prompt and completion of each row; `asked` as `_plain` gives it.
+
+    Example:
+        >>> mixed_texts([("2 + 2", "4"), ("2 + 3", "5")], ["<user>2+3", "<user>2+2"], ["5", "4"])
+        {'prompts': [0, 1], 'completions': [0, 1]}
+    """
+    prompts = [_plain(_last_text(prompt)) for prompt, _ in texts]
+    answers = [_last_text(completion) if len(completion) == 1 else completion for _, completion in texts]
+    numbers = range(len(texts))
+    elsewhere = {text for text in prompts if any(text in other for other in asked)}
+    return {
+        "prompts": [
+            i
+            for i in numbers
+            if prompts[i] not in asked[i] and prompts[i] in elsewhere and any(p and p in asked[i] for p in prompts)
+        ],
+        "completions": [i for i in numbers if answers[i] != sampled[i] and answers[i] in sampled],
+    }
+
+
+def _last_text(value: Any) -> str:
+    """A text, or that of the last of some messages."""
+    if isinstance(value, str):
+        return value
+    content = value[-1].get("content") if value and isinstance(value[-1], Mapping) else None
+    parts = content if isinstance(content, list) else [{"text": content}]
+    return "".join(str(part.get("text") or "") for part in parts if isinstance(part, Mapping))
+
+
+def _plain(text: str) -> str:
+    """A text without what tokenizers and templates change in it: spaces and capitals."""
+    return "".join(text.split()).casefold()
 
 
 def deviations_of(trainer: Any) -> dict[str, tuple[Any, Any]]:
