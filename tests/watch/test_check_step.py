@@ -274,6 +274,21 @@ def test_rewards_of_judges_are_compared(judges, tmp_path):
     assert rewards.verdict == "different" and "each has that of the row before it" in rewards.cause
 
 
+def test_a_reward_model_that_still_trains_is_named(tmp_path):
+    path = resolve_model("starter-gpt2")
+    judge = AutoModelForSequenceClassification.from_pretrained(path, num_labels=1).train()
+    rewards = check_step(make(tmp_path, funcs=[length, judge]))["rewards"]
+    assert rewards.verdict == "different" and "it is in training, with dropout" in rewards.cause, rewards
+    assert judge.training and check_step(make(tmp_path, funcs=[length, judge.eval()]))["rewards"].verdict == "same"
+
+
+def test_a_reward_model_that_judges_pads_is_named(tmp_path):
+    trainer = make(tmp_path, funcs=[judging()])
+    trainer.reward_funcs[0].config.pad_token_id = 5  # not the tokenizer's: it takes a pad for the last token
+    rewards = check_step(trainer)["rewards"]
+    assert rewards.verdict == "different" and "other rewards alone, without padding" in rewards.cause, rewards
+
+
 def test_rewards_that_are_asked_in_parts_are_not_known(tmp_path):
     rewards = check_step(make(tmp_path, cls=InHalves, funcs=[length, vowels]))["rewards"]
     assert rewards.verdict == "cannot tell" and "does not call each function once" in rewards.cause

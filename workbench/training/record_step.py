@@ -49,6 +49,8 @@ class StepRecord:
     rewards: list[torch.Tensor] = field(default_factory=list)  # (N, F), over all processes
     # Rows whose prompt or completion a reward function got otherwise than TRL gave it to the trainer's method.
     judged_otherwise: dict[str, set[int]] = field(default_factory=dict)
+    # A reward model, the tables (N, L) that it took, and its rewards, of each call.
+    judged: list[tuple[Any, Mapping[str, torch.Tensor], list[float]]] = field(default_factory=list)
     texts: list[tuple] = field(
         default_factory=list
     )  # prompt and completion of each row, as the reward functions get them
@@ -76,6 +78,7 @@ class StepRecord:
             self.scored,
             self.rewards,
             self.judged_otherwise,
+            self.judged,
             self.texts,
             self.seeding,
             self.outputs,
@@ -598,8 +601,8 @@ def _heard(
     A reward model stays itself, since TRL asks for its class; its logits are noted until `stack` closes.
     """
     if isinstance(function, torch.nn.Module):
-        note = functools.partial(_note_logits, calls)
-        stack.callback(function.register_forward_hook(note).remove)
+        note = functools.partial(_note_logits, calls, record.judged)
+        stack.callback(function.register_forward_hook(note, with_kwargs=True).remove)
         return function
     if not callable(function):
         return function
@@ -632,9 +635,12 @@ def _noted(calls: list[list], result: Any) -> Any:
     return result
 
 
-def _note_logits(calls: list[list], _model: Any, _args: Any, output: Any) -> None:
+def _note_logits(calls: list[list], judged: list[tuple], model: Any, _args: Any, taken: dict, output: Any) -> None:
     logits: Any = getattr(output, "logits", None)
     calls.append(logits[:, 0].tolist() if torch.is_tensor(logits) and logits.dim() == 2 else [])
+    shapes = {x.shape if torch.is_tensor(x) else None for x in taken.values()}
+    if calls[-1] and "attention_mask" in taken and shapes == {taken["attention_mask"].shape}:
+        judged.append((model, {name: x.clone() for name, x in taken.items()}, calls[-1]))
 
 
 def _note_rows(record: StepRecord, own: Mapping[str, Any], given: Mapping[str, Any]) -> None:

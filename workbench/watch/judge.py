@@ -32,7 +32,7 @@ from ..replay.stages import (
 from ..replay.step import SampledRow, Step, all_loss_rows
 from ..training.record_step import StepRecord, dropouts_of, record_without_dropout
 from ..training.rows import eos_ids, policy_of, stops_of, tokenizer_of
-from ..training.step_numbers import router_coefficient, router_loss_of, step_of, with_generation
+from ..training.step_numbers import coarsest_dtype, router_coefficient, router_loss_of, step_of, with_generation
 from .causes import RowAlone, cause_of_copies, cause_of_logprobs, cause_of_sampling, scores_with, shifted
 from .finite_difference import check_by_moving
 from .images import check_images, has_images, unknown_with_images
@@ -103,7 +103,7 @@ class Judge:
     def report(self) -> StepReport:
         step = self.step
         of_rows = stages_of_rows(step, self.tokenizer.decode, self._reference_kl())
-        stages = [self._seeded(self.sampling()), *map(self._with_dropout_in_kl, of_rows)]
+        stages = [self._seeded(self.sampling()), *map(self._judged_alone, map(self._with_dropout_in_kl, of_rows))]
         stages += [check_batches(step), self.logprobs(), self.reference(), self.mismatch()]
         stages += [*self._of_update(), check_metrics(step, self.losses)]
         return self._report(stages)
@@ -114,6 +114,29 @@ class Judge:
             return sampling
         cause = f"{', '.join(sorted(self.record.seeding))} sets torch's seed: a fixed one makes each generation draw the same"
         return replace(sampling, verdict="different", cause=f"{cause}; {sampling.cause}")
+
+    def _judged_alone(self, stage: Stage | None) -> Stage | None:
+        """The stage of rewards, with what reward models give to each row alone, unpadded and in evaluation."""
+        if stage is None or (stage.name, stage.verdict) != ("rewards", "same"):
+            return stage
+        if self.trainer.is_deepspeed_enabled or self.trainer.is_fsdp_enabled:  # which hold the weights in parts
+            return stage
+        for model, taken, rewards in self.record.judged:
+            # Before a model is in evaluation: whether it was.
+            noise = ", ".join(dropouts_of(model)) if model.training else ""
+            used, alone = np.array(rewards), rewards_alone(model, taken)
+            alone = np.where(np.isnan(alone), used, alone)
+            dtype = self.step.dtype if self.step.dtype != "float32" else coarsest_dtype(model)
+            limits = TOLERANCES.get(dtype, TOLERANCES["float32"])
+            difference = np.abs(used - alone) / max(1.0, float(np.abs(alone).mean()))
+            if difference.mean() <= limits.mean and difference.max() <= limits.largest:
+                continue
+            cause = f"{type(model).__name__} gives {int((difference > limits.mean).sum())} of {len(used)} rows other rewards "
+            cause += "alone, without padding, in evaluation"
+            cause += f": it is in training, with dropout ({noise}); call eval() on it" if noise else ""
+            off = float(np.abs(used - alone).max())
+            return Stage("rewards", "different", cause, off, places(np.flatnonzero(difference > limits.mean)))
+        return stage
 
     def report_of_reused(
         self, sampled_at: int, earlier: StepReport | None, generated: Mapping[str, Any] | None = None
@@ -610,6 +633,20 @@ def own_gradients(model: Any) -> Iterator[dict[str, torch.Tensor]]:
     finally:
         for parameter, gradient in was.items():
             parameter.grad = gradient
+
+
+@torch.no_grad()
+def rewards_alone(model: Any, taken: Mapping[str, torch.Tensor]) -> np.ndarray:
+    """(N,), what a reward model gives to each row of its tables (N, L) alone, without padding, in evaluation.
+
+    NaN for a row without a token.
+    """
+    found = np.full(len(taken["attention_mask"]), np.nan)
+    with evaluating(model):
+        for i, mask in enumerate(taken["attention_mask"].bool()):
+            if mask.any():
+                found[i] = float(model(**{name: table[i : i + 1, mask] for name, table in taken.items()}).logits[0, 0])
+    return found
 
 
 def chance_of_surprise(drawn: Iterable[tuple[torch.Tensor, Sequence[int], np.ndarray]]) -> float:
