@@ -274,6 +274,45 @@ def test_rewards_of_judges_are_compared(judges, tmp_path):
     assert rewards.verdict == "different" and "each has that of the row before it" in rewards.cause
 
 
+def far_from_zero():
+    """The starter with logits of about -100, as some models have them: bf16 rounds these by up to 0.25."""
+    model = AutoModelForCausalLM.from_pretrained(resolve_model("starter"))
+    with torch.no_grad():
+        hidden = model.model(torch.arange(20, 40)[None]).last_hidden_state[0].mean(0)
+        model.config.tie_word_embeddings = False
+        model.lm_head.weight = torch.nn.Parameter(model.lm_head.weight - 100 * hidden / hidden.square().sum())
+    return model
+
+
+def attending_sharply():
+    """The starter with attention that is nearly all or nothing, of which bf16 makes another gradient."""
+    model = AutoModelForCausalLM.from_pretrained(resolve_model("starter"))
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if "q_proj" in name or "k_proj" in name:
+                parameter.mul_(6)
+    return model
+
+
+@pytest.mark.parametrize(
+    "model, stage, verdict", [(far_from_zero, "log-probs", "rounding"), (attending_sharply, "gradient", "cannot tell")]
+)
+def test_what_bf16_makes_of_rows_alone_is_no_difference(model, stage, verdict, tmp_path):
+    report = check_step(make(tmp_path, model=model(), bf16=True))
+    assert report.first is None and report[stage].verdict == verdict, report
+
+
+@pytest.mark.parametrize("precision, dtype", [("medium", "bfloat16"), ("high", "tf32"), ("highest", "float32")])
+def test_products_in_less_than_float32_are_rounding(precision, dtype, tmp_path):
+    try:
+        torch.set_float32_matmul_precision(precision)
+        report = check_step(make(tmp_path, beta=0.1))  # rounds where the processor can
+    finally:
+        torch.set_float32_matmul_precision("highest")
+    assert report.first is None and dtype in report["log-probs"].cause, report
+    assert ("multiplies float32 in" in report["gradient"].cause) == (dtype != "float32"), report["gradient"]
+
+
 def test_a_reward_model_that_still_trains_is_named(tmp_path):
     path = resolve_model("starter-gpt2")
     judge = AutoModelForSequenceClassification.from_pretrained(path, num_labels=1).train()

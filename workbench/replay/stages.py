@@ -52,6 +52,7 @@ TOLERANCES = {
     "bfloat16": Tolerance(mean=0.05, largest=1.0, cosine=0.95, norm=0.1, value=0.02),
     "float16": Tolerance(mean=0.01, largest=0.3, cosine=0.99, norm=0.05, value=0.005),
 }
+TOLERANCES["tf32"] = TOLERANCES["float16"]  # which has as many digits
 _LOST = 1e-6  # by how much fp32 rounds a sum, relative to the sum of the magnitudes
 SAME = 1e-5  # below this numbers are the same in fp32
 # Where rounding may be larger than this share of the largest advantage (or of 1, if that is larger), a fault cannot be seen.

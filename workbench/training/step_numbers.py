@@ -219,10 +219,26 @@ def router_loss_of(micro: MicroBatch) -> Any:
 
 
 def coarsest_dtype(model: torch.nn.Module) -> str:
-    """The dtype of a model's weights that rounds most: a head in fp32 makes the layers below it no more precise."""
+    """The dtype of a model's weights that rounds most: a head in fp32 makes the layers below it no more precise.
+
+    Of fp32 it is what torch multiplies in.
+    """
     dtypes = {p.dtype for p in model.parameters()} & {torch.float64, torch.float32, torch.float16, torch.bfloat16}
     coarsest = max(dtypes, key=lambda dtype: torch.finfo(dtype).eps, default=torch.float32)
-    return str(coarsest).removeprefix("torch.")
+    return multiplied_in(model) if coarsest == torch.float32 else str(coarsest).removeprefix("torch.")
+
+
+def multiplied_in(model: torch.nn.Module) -> str:
+    """What torch multiplies float32 matrices in, on the device of a model: `float32`, `tf32` or `bfloat16`.
+
+    `tf32=True` of a config and `torch.set_float32_matmul_precision` change it.
+    """
+    on_gpu = any(p.device.type == "cuda" for p in model.parameters())
+    backend: Any = torch.backends.cuda.matmul if on_gpu else torch.backends.mkldnn.matmul
+    precision = backend.fp32_precision
+    if precision == "none":  # not set for matrices alone
+        precision = torch.backends.fp32_precision
+    return {"tf32": "tf32", "bf16": "bfloat16"}.get(precision, "float32")
 
 
 def distillation_step_of(trainer: Any, record: DistillationRecord) -> Step:

@@ -33,6 +33,7 @@ from ..replay.stages import tolerance_of
 from ..replay.step import Step
 from ..training.engine import hook
 from ..training.record_step import MicroBatch, StepRecord, as_it_was, score_with_loss
+from ..training.step_numbers import multiplied_in
 
 _MOVED = 2e-3  # nats a token by which v moves the loss along the gradient
 _ROUGHLY = 5e-2  # of a weight's size, by which elements without a gradient move
@@ -82,6 +83,10 @@ def check_by_moving(
     narrow = sorted({str(p.dtype).removeprefix("torch.") for p in policy.parameters() if p.dtype not in wide})
     if narrow:
         return Moved("cannot tell", f"{', '.join(narrow)} weights round away the steps that this takes")
+    if (product := multiplied_in(policy)) != "float32":
+        return Moved(
+            "cannot tell", f"torch multiplies float32 in {product}, which rounds away the steps that this takes"
+        )
     if any(torch.is_tensor(other) for micro in record.micro_batches for other in micro.others):
         return Moved("cannot tell", "the loss of a router has a part in the gradient")
     try:

@@ -19,6 +19,7 @@ from ..replay.report import Stage, StepReport
 from ..replay.stages import (
     SAME,
     TOLERANCES,
+    Tolerance,
     check_metrics,
     checked_rows,
     losses_of,
@@ -33,7 +34,15 @@ from ..replay.step import SampledRow, Step, all_loss_rows
 from ..training.record_step import StepRecord, dropouts_of, record_without_dropout
 from ..training.rows import eos_ids, policy_of, stops_of, tokenizer_of
 from ..training.step_numbers import coarsest_dtype, router_coefficient, router_loss_of, step_of, with_generation
-from .causes import RowAlone, cause_of_copies, cause_of_logprobs, cause_of_sampling, scores_with, shifted
+from .causes import (
+    RowAlone,
+    cause_of_copies,
+    cause_of_logprobs,
+    cause_of_sampling,
+    in_float32,
+    scores_with,
+    shifted,
+)
 from .finite_difference import check_by_moving
 from .images import check_images, has_images, unknown_with_images
 from .off_policy import ask_off_policy, stages_with_answers
@@ -56,6 +65,7 @@ _AT_ONCE = 2**22  # probabilities that are compared at once
 # By which the gradient of one tensor is off: of its own norm, and of that of the whole gradient. Of SmolLM2-135M fp32 rounds a
 # tensor by up to 6e-5 and 4e-6 of these, bf16 by up to 0.15 and 0.015.
 _TENSOR_OFF, _TENSOR_OFF_IN_HALF = (0.1, 1e-3), (0.5, 0.02)
+_ROUNDED = 1.5  # times as much as half precision rounds rows alone, a row of a batch is rounded at most
 _FEW = 1e-3  # share of trained parameters below which a model without an adapter is asked about
 # Stages that a step has decided when it samples; the second line may be missing in a step.
 _OF_GENERATION = ("sampling", "ends", "mask", "rewards", "advantages")
@@ -189,14 +199,8 @@ class Judge:
 
     def _score_and_differentiate(self) -> dict[str, torch.Tensor]:
         """Score each row of each micro-batch alone; the gradient is that of their slopes."""
-        scale = self._scale()
         with own_gradients(self.policy) as gradients:
-            for micro, loss in zip(self.step.micro_batches, self.losses, strict=True):
-                for i, (prompt, ids) in enumerate(zip(micro.prompt_ids, micro.ids, strict=True)):
-                    if ids and loss is not None:
-                        by_entropy = loss.entropy_slopes[i] if loss.entropy_slopes else None
-                        slopes = loss.slopes[i] * scale, by_entropy
-                        self.alone[text_key(prompt, ids)] = self._score(self.policy, prompt, ids, slopes)
+            self.alone |= self._differentiate_rows()
             self._differentiate_routers()
             if self.record.averaged:
                 for parameter in (p for p in self.policy.parameters() if p.requires_grad):
@@ -204,6 +208,17 @@ class Judge:
                     torch.distributed.all_reduce(parameter.grad)
                     parameter.grad /= self.step.processes
         return gradients
+
+    def _differentiate_rows(self) -> dict[tuple, _Alone]:
+        """Score each row of each micro-batch, and add the gradients of their slopes."""
+        scale, found = self._scale(), {}
+        for micro, loss in zip(self.step.micro_batches, self.losses, strict=True):
+            for i, (prompt, ids) in enumerate(zip(micro.prompt_ids, micro.ids, strict=True)):
+                if ids and loss is not None:
+                    by_entropy = loss.entropy_slopes[i] if loss.entropy_slopes else None
+                    slopes = loss.slopes[i] * scale, by_entropy
+                    found[text_key(prompt, ids)] = self._score(self.policy, prompt, ids, slopes)
+        return found
 
     def _scale(self) -> float:
         """The factor of a loss before its backward pass: RLOO's loss is not divided yet."""
@@ -542,6 +557,33 @@ class Judge:
         return stage
 
     def _gradient(self, loss: Stage) -> Stage:
+        """Compare the gradient with that of the loss, unless half precision moves that of rows alone by as much."""
+        stage = self._compared_gradient(loss)
+        if stage.verdict != "different" or self.step.dtype not in ("bfloat16", "float16"):
+            return stage
+        if self.step.kind not in ("GRPO", "RLOO") or self.record.averaged or not math.isfinite(stage.largest or 0.0):
+            return stage
+        with self.trainer.accelerator.autocast():
+            rounded = self._gradients_of_rows_alone(contextlib.nullcontext())
+        with in_float32(self.policy):
+            exact = self._gradients_of_rows_alone(without_autocast(self.policy))
+        names = sorted(rounded.keys() | exact.keys() | self.record.gradients.keys())
+        total, used = (
+            sum(_off(*_products(exact.get(n), other.get(n))) ** 2 for n in names)
+            for other in (rounded, self.record.gradients)
+        )
+        if used > _ROUNDED**2 * total:
+            return stage
+        cause = f"{self.step.dtype} moves the gradient of rows alone as far: {stage.cause}"
+        return replace(stage, verdict="cannot tell", cause=cause)
+
+    def _gradients_of_rows_alone(self, precision: contextlib.AbstractContextManager) -> dict[str, torch.Tensor]:
+        with own_gradients(self.policy, precision) as gradients:
+            self._differentiate_rows()
+            self._differentiate_routers()
+        return gradients
+
+    def _compared_gradient(self, loss: Stage) -> Stage:
         if loss.verdict == "cannot tell" and (None in self.losses or not self.losses):
             return Stage("gradient", "cannot tell", "no loss to differentiate")
         used, expected = self.record.gradients, self.gradients
@@ -600,6 +642,19 @@ class Judge:
         cause = f"{gradient.cause}; how far the loss moves is not known: {moved.cause}"
         return replace(gradient, cause=cause)
 
+    def _limits_of_rows_alone(self, limits: Tolerance) -> Tolerance:
+        """The limits of log-probs, wider where half precision rounds those of rows alone by as much."""
+        rows = [(prompt, ids) for _, prompt, ids, _ in self._scored()]
+        if self.step.dtype not in ("bfloat16", "float16") or self.step.kind == "AsyncGRPO" or not rows:
+            return limits
+        with evaluating(self.policy), torch.no_grad():
+            with self.trainer.accelerator.autocast():
+                rounded = [self._score(self.policy, *row).logps for row in rows]
+            with without_autocast(self.policy), in_float32(self.policy):
+                exact = [self._score(self.policy, *row).logps for row in rows]
+        off = _ROUNDED * np.abs(np.concatenate(rounded) - np.concatenate(exact))
+        return replace(limits, mean=max(limits.mean, float(off.mean())), largest=max(limits.largest, float(off.max())))
+
     def _close(
         self,
         name: str,
@@ -614,6 +669,8 @@ class Judge:
             return Stage(name, "different", "a number is not finite", math.inf, where)
         difference = np.abs(used - alone)
         mean, largest = float(difference.mean()), float(difference.max())
+        if mean > limits.mean or largest > limits.largest:
+            limits = self._limits_of_rows_alone(limits)
         if mean <= limits.mean and largest <= limits.largest:
             verdict = "same" if largest <= 2 * SAME else "rounding"
             return Stage(name, verdict, f"mean {mean:.1e} nats, {self.step.dtype}", largest, where)
@@ -621,13 +678,18 @@ class Judge:
 
 
 @contextlib.contextmanager
-def own_gradients(model: Any) -> Iterator[dict[str, torch.Tensor]]:
-    """Inside the block a model in evaluation has no gradients; the dict has those made there afterwards, the model its own."""
+def own_gradients(
+    model: Any, precision: contextlib.AbstractContextManager | None = None
+) -> Iterator[dict[str, torch.Tensor]]:
+    """Inside the block a model in evaluation has no gradients; the dict has those made there afterwards, the model its own.
+
+    It computes without autocast, or inside of `precision`.
+    """
     was, made = {parameter: parameter.grad for parameter in model.parameters()}, dict[str, torch.Tensor]()
     try:
         for parameter in was:
             parameter.grad = None
-        with evaluating(model), without_autocast(model):
+        with evaluating(model), precision or without_autocast(model):
             yield made
         made |= {name: p.grad for name, p in model.named_parameters() if p.requires_grad and p.grad is not None}
     finally:
