@@ -112,7 +112,7 @@ def test_a_loss_without_a_gradient_says_what_is_known(advantage, mask, slope, ca
     step = SimpleNamespace(kind="GRPO", micro_batches=[SimpleNamespace(rows=rows)])
     losses = [Loss(0.0, [np.full(1, slope)], [np.ones(1)])]
     judge = SimpleNamespace(step=step, losses=losses, gradients={}, record=SimpleNamespace(gradients={}, problem=""))
-    assert cause in Judge._gradient(judge, Stage("loss", "same")).cause
+    assert cause in Judge._compared_gradient(judge, Stage("loss", "same")).cause
 
 
 @pytest.mark.parametrize("options, said", [(["top_p=0.9"], "; not tested: top_p=0.9"), ([], "a shift by a token")])

@@ -368,3 +368,48 @@ def test_a_watch_prints_a_fault_of_the_update_once(tmp_path, capsys):
     said = capsys.readouterr().err
     assert said.count("step-check: update is different: AdamW climbs the loss") == 1
     assert "Do: look at `reports[1]` of what" in said and watch.reports[1].first.name == "update"
+
+
+class TwoModes(torch.optim.SGD):
+    """Trains other weights than it evaluates, and only in training, as schedule-free optimizers do."""
+
+    def __init__(self, parameters, **options):
+        super().__init__(parameters, **options)
+        for group in self.param_groups:
+            group["train_mode"] = False
+
+    @torch.no_grad()
+    def _switch(self, to):
+        for group in self.param_groups:
+            if self.state and group["train_mode"] != to:
+                for parameter in group["params"]:
+                    parameter.mul_(1.5 if to else 1 / 1.5)
+            group["train_mode"] = to
+
+    def train(self):
+        self._switch(True)
+
+    def eval(self):
+        self._switch(False)
+
+    def step(self, closure=None):
+        if not all(group["train_mode"] for group in self.param_groups):
+            raise RuntimeError("Optimizer was not in train mode when step is called")
+        return super().step(closure)
+
+
+class OwnModes(trl.GRPOTrainer):
+    def create_optimizer(self, model=None):
+        if self.optimizer is None:
+            self.optimizer = TwoModes(self.model.parameters(), lr=1e-3, momentum=0.9)
+        return self.optimizer
+
+
+def test_an_optimizer_with_two_modes_is_stepped_and_left_alone(tmp_path):
+    trainer = make(tmp_path, cls=OwnModes, max_steps=1)
+    assert check_step(trainer)["update"].verdict == "cannot tell"
+    trainer.train()
+    trainer.optimizer.eval()
+    before = {name: p.detach().clone() for name, p in trainer.model.named_parameters()}
+    check_step(trainer)
+    assert all(torch.equal(p, before[name]) for name, p in trainer.model.named_parameters())

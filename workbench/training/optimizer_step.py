@@ -90,6 +90,8 @@ def step_and_undo(trainer: Any, policy: Any, gradients: Mapping[str, torch.Tenso
     try:
         _clip(trainer, policy)
         step.clipped_norm = _norm(p.grad for p in trained.values() if p.grad is not None)
+        if has_modes(optimizer):  # transformers switches it before each step, but not one that is made here
+            optimizer.train()
         optimizer.step()
         names = [name for name in gradients if name in trained]
         if type(optimizer) in _RULES and step.holds_any:
@@ -102,6 +104,12 @@ def step_and_undo(trainer: Any, policy: Any, gradients: Mapping[str, torch.Tenso
                 parameter.copy_(weights[name])
         snapshot.restore()
     return step
+
+
+def has_modes(optimizer: Any) -> bool:
+    """Say whether an optimizer trains other weights than it evaluates, as schedule-free ones do."""
+    inner = getattr(optimizer, "optimizer", optimizer)  # accelerate's has these methods for every optimizer
+    return all(callable(getattr(inner, name, None)) for name in ("train", "eval"))
 
 
 def _described(

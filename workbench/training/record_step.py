@@ -17,9 +17,9 @@ import torch
 
 from ..errors import ParameterError, RunError
 from .engine import finish_reasons, hook, hook_requests, unhook
-from .optimizer_step import OptimizerStep, step_and_undo
+from .optimizer_step import OptimizerStep, has_modes, step_and_undo
 from .rows import eos_ids, policy_of, tokenizer_of
-from .snapshot import Snapshot, modules_restored
+from .snapshot import Snapshot, host_copy, modules_restored
 
 
 @dataclass
@@ -362,6 +362,8 @@ def restored(trainer: Any):
         unhook(trainer, name)
     engine = getattr(trainer, "engine", None)  # ours counts requests, for their seeds
     counts = dict(vars(engine)) if engine is not None else {}
+    # A step switches such an optimizer to the weights that it trains.
+    weights = {p: host_copy(p) for p in model.parameters() if p.requires_grad} if has_modes(trainer.optimizer) else {}
     try:
         with modules_restored(trainer):
             yield
@@ -369,6 +371,9 @@ def restored(trainer: Any):
         vars(trainer).clear()
         vars(trainer).update(attributes)
         trainer.accelerator.sync_gradients = syncs
+        with torch.no_grad():
+            for parameter, before_it in weights.items():
+                parameter.copy_(before_it)
         for each, before in scheduled:
             each.update(before)
         if engine is not None:
