@@ -1,9 +1,12 @@
 """`check_step` on real trainers: nothing is said of healthy ones, and each fault is found at its stage."""
 
 import asyncio
+import dataclasses
 import functools
+import sys
 from types import SimpleNamespace
 from typing import ClassVar
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -272,6 +275,26 @@ def test_rewards_of_judges_are_compared(judges, tmp_path):
     assert report.first is None and report["rewards"].verdict == "same", report
     rewards = check_step(make(tmp_path, cls=ShiftedRewards, funcs=SCORERS[judges]()))["rewards"]
     assert rewards.verdict == "different" and "each has that of the row before it" in rewards.cause
+
+
+class OneOfTwoProcesses(trl.GRPOTrainer):
+    """Takes the quantile of entropies over those of another process too, as TRL does in several."""
+
+    def get_high_entropy_mask(self, *args):
+        def of_both(entropies):
+            return torch.cat([entropies, 0.8 * entropies])
+
+        with mock.patch.object(self.accelerator, "gather", of_both):
+            return super().get_high_entropy_mask(*args)
+
+
+def test_a_quantile_over_several_processes_is_not_known(tmp_path, monkeypatch):
+    module = sys.modules[check_step.__module__]
+    of_one = module.step_of
+    monkeypatch.setattr(module, "step_of", lambda *args: dataclasses.replace(of_one(*args), processes=2))
+    report = check_step(make(tmp_path, cls=OneOfTwoProcesses, top_entropy_quantile=0.3, loss_type="grpo"))
+    assert report.first is None and "those of the others are not known here" in report["loss"].cause, report
+    assert report["gradient"].verdict == "cannot tell"
 
 
 def far_from_zero():

@@ -395,14 +395,14 @@ def check_correction(step: Step) -> Stage | None:
 
 
 def losses_of(step: Step) -> list[Loss | None]:
-    """Return what each micro-batch's rows give by the definition; None where the trainer computes its loss elsewhere."""
+    """Return what each micro-batch's rows give by the definition; None where that is not known here."""
     accumulation = step.settings["gradient_accumulation_steps"]
     window = step.settings.get("steps_per_generation", accumulation)
     share = 1 / (step.processes * window)
     counted = _counted_tokens(step, accumulation, window)
     found: list[Loss | None] = []
     for number, micro in enumerate(step.micro_batches):
-        if any(row.logps is None for row in micro.rows):
+        if any(row.logps is None for row in micro.rows) or _needs_other_entropies(step):
             found.append(None)
         elif step.kind == "RLOO":
             settings = step.loss_settings()
@@ -414,6 +414,11 @@ def losses_of(step: Step) -> list[Loss | None]:
                 settings = dataclasses.replace(settings, entropy_coef=micro.entropy_coef)
             found.append(grpo_loss(micro.rows, settings, accumulation, items, share))
     return found
+
+
+def _needs_other_entropies(step: Step) -> bool:
+    """Say whether the loss takes a quantile of entropies of which other processes have a part."""
+    return step.kind == "GRPO" and step.processes > 1 and step.settings.get("top_entropy_quantile", 1.0) < 1
 
 
 def _counted_tokens(step: Step, accumulation: int, window: int) -> list[float]:
@@ -466,7 +471,12 @@ def check_loss(step: Step, losses: Sequence[Loss | None]) -> Stage:
     """Say whether each micro-batch's loss is that of its rows."""
     known = [loss for loss in losses if loss is not None]
     if not known or len(known) < len(losses):
-        return Stage("loss", "cannot tell", "the trainer computes its loss elsewhere (Liger, or a method of its own)")
+        cause = "the trainer computes its loss elsewhere (Liger, or a method of its own)"
+        if _needs_other_entropies(step):
+            cause = (
+                "top_entropy_quantile is of the entropies of all processes, and those of the others are not known here"
+            )
+        return Stage("loss", "cannot tell", cause)
     used, expected = np.array([micro.loss for micro in step.micro_batches]), np.array([loss.value for loss in known])
     router = np.array(step.router_losses) if len(step.router_losses) else np.zeros(len(used))
     used = used - router
