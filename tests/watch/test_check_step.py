@@ -31,7 +31,7 @@ from step_cases import (
     of_prompt,
     vowels,
 )
-from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification
+from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification, AutoTokenizer
 
 from workbench import attach_watch
 from workbench.errors import ParameterError, RunError
@@ -275,6 +275,31 @@ def test_rewards_of_judges_are_compared(judges, tmp_path):
     assert report.first is None and report["rewards"].verdict == "same", report
     rewards = check_step(make(tmp_path, cls=ShiftedRewards, funcs=SCORERS[judges]()))["rewards"]
     assert rewards.verdict == "different" and "each has that of the row before it" in rewards.cause
+
+
+class WritesOn(trl.GRPOTrainer):
+    """Its model ends a turn after two tokens and writes on."""
+
+    def _generate_single_turn(self, *args, **kwargs):
+        ids, *rest = super()._generate_single_turn(*args, **kwargs)
+        return [[20, 21, 1, *row] for row in ids], *rest
+
+
+@pytest.mark.parametrize("eos, verdict", [("<|endoftext|>", "cannot tell"), ("<|im_end|>", "different")])
+def test_rows_that_go_on_behind_the_end_of_a_turn_are_seen(eos, verdict, tmp_path):
+    tokenizer = AutoTokenizer.from_pretrained(resolve_model("starter"))
+    tokenizer.chat_template = (
+        "{% for m in messages %}<|im_start|>{{ m.role + '\\n' + m.content }}<|im_end|>\\n{% endfor %}"
+    )
+    tokenizer.eos_token = eos  # of a base model, whose template has another
+    model = AutoModelForCausalLM.from_pretrained(resolve_model("starter"))
+    model.generation_config.eos_token_id = tokenizer.eos_token_id
+    data = Dataset.from_dict({"prompt": [[{"role": "user", "content": prompt}] for prompt in PROMPTS]})
+    args = trl.GRPOConfig(str(tmp_path), **BASE)
+    trainer = WritesOn(model, [text_length], args, train_dataset=data, processing_class=tokenizer)
+    ends = check_step(trainer)["ends"]
+    assert ends.verdict == verdict, ends
+    assert ("8 of 8 rows go on behind '<|im_end|>'" in ends.cause) == (verdict == "cannot tell"), ends
 
 
 class OneOfTwoProcesses(trl.GRPOTrainer):

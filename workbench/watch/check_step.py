@@ -29,7 +29,7 @@ def check_step(trainer: Any, batch: list[dict] | None = None, meant: Sequence[st
 
     The check needs the memory of a training step and of a second gradient; copies of the trained weights and of the
     optimizer's state lie in the host's memory. Beyond a step it takes a forward and a backward pass for each completion
-    alone, and two forward passes of the step's batches.
+    alone, two forward passes of the step's batches, and one of each reward model for each completion.
 
     Args:
         trainer: TRL's `GRPOTrainer`, `RLOOTrainer`, `GMPOTrainer`, `DistillationTrainer` or `AsyncGRPOTrainer` (TRL 1.16), the

@@ -59,6 +59,7 @@ _CHANCE = (
     1e-7  # of each share, below which tokens do not fall within it so by chance: 3e-6 of all, for two sets of tokens
 )
 _LEAST_OFF = 0.01  # less is as of an engine in bf16
+_ANSWER = "this is the answer"  # whose end a chat template is asked for
 COPIES = -30.0  # log-probability below which equal completions of a group are no chance
 _PLACED = {"temperature", "top_k", "top_p", "min_p"}  # options whose distribution the places of tokens are taken in
 _AT_ONCE = 2**22  # probabilities that are compared at once
@@ -113,6 +114,7 @@ class Judge:
     def report(self) -> StepReport:
         step = self.step
         of_rows = stages_of_rows(step, self.tokenizer.decode, self._reference_kl())
+        of_rows[0] = self._beyond_turns(of_rows[0])
         stages = [self._seeded(self.sampling()), *map(self._judged_alone, map(self._with_dropout_in_kl, of_rows))]
         stages += [check_batches(step), self.logprobs(), self.reference(), self.mismatch()]
         stages += [*self._of_update(), check_metrics(step, self.losses)]
@@ -124,6 +126,22 @@ class Judge:
             return sampling
         cause = f"{', '.join(sorted(self.record.seeding))} sets torch's seed: a fixed one makes each generation draw the same"
         return replace(sampling, verdict="different", cause=f"{cause}; {sampling.cause}")
+
+    def _beyond_turns(self, ends: Stage | None) -> Stage | None:
+        """The stage of ends; not known where rows go on behind the token with which the chat template ends a turn."""
+        token = turn_end(self.tokenizer) if any(isinstance(prompt, list) for prompt in self.step.prompts) else None
+        if ends is None or ends.verdict == "different" or token is None or token in self.stops:
+            return ends
+        beyond = [
+            i
+            for i, row in enumerate(self.step.rows)
+            if any(t == token and a and b for t, a, b in zip(row.ids, row.own, row.own[1 : row.end], strict=False))
+        ]
+        if not beyond:
+            return ends
+        said = f"{len(beyond)} of {len(self.step.rows)} rows go on behind {self.tokenizer.decode([token])!r} (id {token}), "
+        said += "with which the chat template ends a turn, and which is no EOS of tokenizer or generation_config"
+        return replace(ends, verdict="cannot tell", cause=f"{said}; {ends.cause}", where=places(beyond))
 
     def _judged_alone(self, stage: Stage | None) -> Stage | None:
         """The stage of rewards, with what reward models give to each row alone, unpadded and in evaluation."""
@@ -695,6 +713,23 @@ def own_gradients(
     finally:
         for parameter, gradient in was.items():
             parameter.grad = gradient
+
+
+def turn_end(tokenizer: Any) -> int | None:
+    """The special token that a chat template writes behind an answer; None without a template or such a token."""
+    if not getattr(tokenizer, "chat_template", None):
+        return None
+    messages = [{"role": "user", "content": "a"}, {"role": "assistant", "content": _ANSWER}]
+    try:
+        text = tokenizer.apply_chat_template(messages, tokenize=False)
+    except Exception:  # a template is anybody's
+        return None
+    behind = tokenizer.encode(text.rpartition(_ANSWER)[2].strip(), add_special_tokens=False)[:1]
+    added = getattr(
+        tokenizer, "added_tokens_decoder", {}
+    )  # a token that is no EOS for the tokenizer is none of its special ones
+    special = {*tokenizer.all_special_ids, *(token for token, each in added.items() if each.special)}
+    return behind[0] if behind and behind[0] in special else None
 
 
 @torch.no_grad()
