@@ -277,6 +277,24 @@ def test_rewards_of_judges_are_compared(judges, tmp_path):
     assert rewards.verdict == "different" and "each has that of the row before it" in rewards.cause
 
 
+class TwiceTheItemsLater(trl.GRPOTrainer):
+    """Divides by twice as many tokens when it trains completions a second time."""
+
+    def _prepare_inputs(self, inputs):
+        batch = dict(super()._prepare_inputs(inputs))
+        factor = 2 if self._step % 2 else 1
+        return batch | {"num_items_in_batch": factor * batch["num_items_in_batch"]}
+
+
+@pytest.mark.parametrize("cls, found", [(trl.GRPOTrainer, []), (TwiceTheItemsLater, [2])])
+def test_the_divisor_of_a_reused_update_is_counted(cls, found, tmp_path):
+    trainer = make(tmp_path, cls=cls, num_iterations=2, max_steps=3)
+    check = StepCheck(trainer, 1, tell=lambda line: None)
+    trainer.train()
+    different = {step: report["loss"].cause for step, report in check.reports.items() if report.first is not None}
+    assert [*different] == found and all("0.5 times as much" in cause for cause in different.values()), different
+
+
 class WritesOn(trl.GRPOTrainer):
     """Its model ends a turn after two tokens and writes on."""
 

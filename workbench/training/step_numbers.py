@@ -339,6 +339,18 @@ def with_generation(step: Step, output: Mapping[str, Any]) -> Step:
     return dataclasses.replace(step, rows=rows, advantages=advantages, micro_batches=taken)
 
 
+def with_counted_items(step: Step, output: Mapping[str, Any]) -> Step:
+    """A step on completions of an earlier one, with the tokens in the loss of their generation counted again.
+
+    The loss divides by them, and this is all that a later update has of those that it does not take.
+    """
+    if step.processes > 1:  # each has a part of them
+        return step
+    items = float(sum(mask.sum() for mask in _masks(output)))
+    counted = [m if m.items is None else dataclasses.replace(m, items=items) for m in step.micro_batches]
+    return dataclasses.replace(step, micro_batches=counted)
+
+
 def _turns(trainer: Any, record: StepRecord, rows: Sequence[SampledRow]) -> list[Turn] | None:
     """Return what was sampled turn by turn; None where each row is one turn of TRL's, as it was sampled."""
     turns = [Turn(*pair) for prompts, completions in record.turns for pair in zip(prompts, completions, strict=True)]

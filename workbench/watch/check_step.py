@@ -10,7 +10,7 @@ from ..training.record_async import record_async_step
 from ..training.record_distillation import record_distillation_step
 from ..training.record_step import record_step
 from ..training.snapshot import modules_restored
-from ..training.step_numbers import kind_of, step_of
+from ..training.step_numbers import kind_of, step_of, with_counted_items
 from .async_judge import AsyncJudge
 from .distillation_judge import DistillationJudge
 from .judge import Judge
@@ -157,6 +157,9 @@ def check_reused_step(
     """
     kind, names = kind_of(trainer), stage_names("meant", meant)
     record = record_step(trainer, batch, reuse=True)
+    step = step_of(trainer, kind, record)
+    if generated is not None:
+        step = with_counted_items(step, generated)
     with modules_restored(trainer):
-        report = Judge(trainer, step_of(trainer, kind, record), record).report_of_reused(sampled_at, earlier, generated)
+        report = Judge(trainer, step, record).report_of_reused(sampled_at, earlier, generated)
         return report.with_meant(names)
