@@ -368,6 +368,15 @@ def test_what_bf16_makes_of_rows_alone_is_no_difference(model, stage, verdict, t
     assert report.first is None and report[stage].verdict == verdict, report
 
 
+@pytest.mark.parametrize("model, stage", [(far_from_zero, "log-probs"), (attending_sharply, "gradient")])
+def test_a_check_without_memory_for_fp32_ends_all_the_same(model, stage, tmp_path, monkeypatch):
+    def full(model):
+        raise torch.OutOfMemoryError
+
+    monkeypatch.setattr(sys.modules[Judge.__module__], "in_float32", full)
+    assert check_step(make(tmp_path, model=model(), bf16=True)).first.name == stage
+
+
 @pytest.mark.parametrize("precision, dtype", [("medium", "bfloat16"), ("high", "tf32"), ("highest", "float32")])
 def test_products_in_less_than_float32_are_rounding(precision, dtype, tmp_path):
     try:

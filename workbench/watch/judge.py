@@ -581,10 +581,13 @@ class Judge:
             return stage
         if self.step.kind not in ("GRPO", "RLOO") or self.record.averaged or not math.isfinite(stage.largest or 0.0):
             return stage
-        with self.trainer.accelerator.autocast():
-            rounded = self._gradients_of_rows_alone(contextlib.nullcontext())
-        with in_float32(self.policy):
-            exact = self._gradients_of_rows_alone(without_autocast(self.policy))
+        try:
+            with self.trainer.accelerator.autocast():
+                rounded = self._gradients_of_rows_alone(contextlib.nullcontext())
+            with in_float32(self.policy):
+                exact = self._gradients_of_rows_alone(without_autocast(self.policy))
+        except torch.OutOfMemoryError:  # fp32 takes more than the training does
+            return stage
         names = sorted(rounded.keys() | exact.keys() | self.record.gradients.keys())
         total, used = (
             sum(_off(*_products(exact.get(n), other.get(n))) ** 2 for n in names)
@@ -665,11 +668,14 @@ class Judge:
         rows = [(prompt, ids) for _, prompt, ids, _ in self._scored()]
         if self.step.dtype not in ("bfloat16", "float16") or self.step.kind == "AsyncGRPO" or not rows:
             return limits
-        with evaluating(self.policy), torch.no_grad():
-            with self.trainer.accelerator.autocast():
-                rounded = [self._score(self.policy, *row).logps for row in rows]
-            with without_autocast(self.policy), in_float32(self.policy):
-                exact = [self._score(self.policy, *row).logps for row in rows]
+        try:
+            with evaluating(self.policy), torch.no_grad():
+                with self.trainer.accelerator.autocast():
+                    rounded = [self._score(self.policy, *row).logps for row in rows]
+                with without_autocast(self.policy), in_float32(self.policy):
+                    exact = [self._score(self.policy, *row).logps for row in rows]
+        except torch.OutOfMemoryError:  # fp32 takes more than the training does
+            return limits
         off = _ROUNDED * np.abs(np.concatenate(rounded) - np.concatenate(exact))
         return replace(limits, mean=max(limits.mean, float(off.mean())), largest=max(limits.largest, float(off.max())))
 
