@@ -226,7 +226,7 @@ def tables_of_rewards() -> list[dict[str, Any]]:
     nan, questions = math.nan, []
     lists = {
         "a group of two": ([1.0, 0.0], 2),
-        "two groups": ([1.0, 0.0, 0.0, 1.0, 2.5, -1.0, 0.0, 0.5], 4),
+        "two groups": ([1.0, 0.0, 0.0, 1.0, 2.5, -1.0, 0.0, 1.5], 4),
         "equal rewards": ([0.1, 0.1, 0.1, 0.1], 4),
         "an equal group and another": ([0.3, 0.3, 1.0, 0.0], 2),
         "a group of one": ([5.0], 1),

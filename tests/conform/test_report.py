@@ -214,6 +214,17 @@ def test_a_choice_of_advantages_is_named(choice, formula):
     assert {result.says for result in report.of("other by choice")} == {formula}
 
 
+def test_the_mean_of_the_whole_batch_is_wrong():
+    def batch_mean(rewards, groups, scale_rewards):
+        if scale_rewards == "group":
+            return group_advantages(rewards, groups)
+        centred = np.nan_to_num(rewards - np.nanmean(rewards))
+        return centred if scale_rewards == "none" else centred / (np.nanstd(rewards, ddof=1) + 1e-4)
+
+    wrong = conform_report(batch_mean, "grpo_advantages").of("wrong")
+    assert {result.case for result in wrong} == {"grpo: scale batch", "grpo: scale none"}
+
+
 def test_two_choices_of_advantages_are_named_together():
     def other(rewards, groups, scale_rewards):
         return group_advantages(rewards, groups, scale_rewards, ddof=0, alone=1.0)
@@ -234,6 +245,16 @@ def test_nan_behind_the_end_is_wrong_where_a_loss_multiplies():
         "nan behind the end (all but the policy's)",
     ]
     assert "nan, expected 0.545712" in str(wrong[0])
+
+
+def test_a_loss_may_change_its_numbers_in_place():
+    @with_torch
+    def in_place(logps, old_logps, advantages, mask, total_tokens):
+        logps.masked_fill_(mask == 0, 0.0)
+        return clipped_loss(ratios(logps, old_logps, mask), advantages, mask).sum() / max(total_tokens, 1)
+
+    report = conform_report(in_place, "dapo")
+    assert not report.of("wrong") and len(report.of("same")) > 10
 
 
 def test_nan_in_the_gradient_alone_is_wrong():
@@ -279,6 +300,7 @@ def test_what_a_function_does_not_offer_is_no_fault():
         ),
         (lambda logps: (0.0, logps[0]), "returned slopes of shape"),
         (with_torch(lambda logps: logps), "returned a tensor of shape (1, 1): expected a scalar"),
+        (with_torch(lambda logps: (logps.sum(), {})), "returned tuple: expected a scalar tensor, the loss alone"),
     ],
 )
 def test_an_adapter_that_fits_no_case_is_refused(function, says):

@@ -138,7 +138,10 @@ def with_torch(function: Callable[..., Any]) -> Callable[[Case], Any]:
         if case.logps is None:
             return call(function, replace(case, **tensors)).detach().cpu().numpy()
         logps = tensors["logps"].requires_grad_()
-        loss = call(function, replace(case, **tensors))
+        # No leaf: a function may change its log-probs in place, as it may those of a model.
+        loss = call(function, replace(case, **tensors | {"logps": logps.clone()}))
+        if not isinstance(loss, torch.Tensor):
+            raise TypeError(f"returned {type(loss).__name__}: expected a scalar tensor, the loss alone")
         if loss.ndim:
             raise TypeError(f"returned a tensor of shape {tuple(loss.shape)}: expected a scalar")
         if loss.requires_grad:  # a batch without a token may give a constant
