@@ -145,6 +145,14 @@ def padding_counts(number, record):
     record["token_loss_mask"][0][-1] = 1
 
 
+def left_out(number, record):
+    record["sample_loss_mask"] = [0.0]
+
+
+def short_ratio(number, record):
+    record["importance_ratio"] = record["importance_ratio"][:-1]
+
+
 def other_ratio(number, record):
     record["importance_ratio"] = [ratio * 1.01 for ratio in record["importance_ratio"]]
 
@@ -166,6 +174,7 @@ LINE_FAULTS = [
     (TOKENS, other_ratio, "ratios", "different", "not those of the log-probs"),
     (TOKENS, masked_within, "correction", "different", "at positive advantage"),
     (TRACES, batch_baseline, "advantages", "cannot tell", "published formulas"),
+    (NEMO, left_out, "advantages", "cannot tell", "no token in the loss"),
 ]
 
 
@@ -181,6 +190,16 @@ def test_a_part_of_a_group_is_no_fault(tmp_path):
     path = tmp_path / "train_data_step3.jsonl"
     path.write_text("".join(lines[:7]))
     assert replay_step(path)["advantages"].verdict == "cannot tell"
+
+
+def test_a_row_that_the_loss_leaves_out_is_one_of_its_group(tmp_path):
+    path = changed_lines(NEMO, tmp_path / "step_3.jsonl", lambda i, record: left_out(i, record) if i == 2 else None)
+    assert replay_step(path)["advantages"].verdict == "same"
+
+
+def test_numbers_for_other_tokens_are_refused(tmp_path):
+    with pytest.raises(RunError, match="6 numbers in importance_ratio for 7 tokens"):
+        replay_step(changed_lines(TOKENS, tmp_path / "step_3.jsonl", short_ratio))
 
 
 def test_equal_completions_with_other_scores_are_named(tmp_path):
@@ -201,6 +220,30 @@ def test_each_published_formula_is_recognized(name):
     stage = compared_with_formulas(rewards, used, groups)
     assert stage.verdict == "same"
     assert stage.cause.removesuffix(", plus 0.0001)").rstrip(")") in name
+
+
+def judged_in_float32(rewards, small=1e-6, sign=1):
+    """The verdict on advantages of groups, (P, G), as torch computes them."""
+    centred = rewards - rewards.mean(1, keepdim=True)
+    advantages = sign * (centred / (rewards.std(1, keepdim=True) + small) if small else centred)
+    groups = torch.arange(rewards.numel()).view(rewards.shape).tolist()
+    return compared_with_formulas(rewards.double().flatten().numpy(), advantages.double().flatten().numpy(), groups)
+
+
+def test_small_rewards_hide_no_sign():
+    rewards = torch.tensor([[1.0, 0.0, 0.0, 1.0], [0.0, 0.0, 1.0, 0.0]]) * 5e-4
+    assert judged_in_float32(rewards, small=0).verdict == "same"
+    assert judged_in_float32(rewards, small=0, sign=-1).cause == "the negative of: reward minus the mean of the group"
+
+
+def test_what_float32_makes_of_rewards_is_no_fault():
+    equal = torch.tensor([[1.0, 0, 0, 1, 0, 0, 0, 1], [0.7] * 8, [0.0, 0, 0, 1, 0, 0, 1, 1]])
+    stage = judged_in_float32(equal)
+    assert (stage.verdict, stage.largest > 0.01) == ("rounding", True)
+    assert "in groups of equal rewards" in stage.cause
+    far = torch.rand((6, 8), generator=torch.Generator().manual_seed(0))
+    assert judged_in_float32(far + 1e4).verdict == "same"
+    assert "too few digits" in judged_in_float32(far * 1e-3 + 1e4).cause
 
 
 def test_neighbours_rewards_are_named():

@@ -14,9 +14,12 @@ import numpy as np
 from .dumps import Dump, DumpRow, load_dump
 from .grpo_math import group_advantages
 from .report import Stage, StepReport
+from .rounding import mean_rounding
 from .stages import SAME, TOLERANCES, places
 
 _CLOSE = 1e-3  # of advantages, relative to their size
+_BLIND = 0.1  # of the differences of rewards, beyond which their rounding in float32 hides a fault
+_SMALLEST = 1e-6  # that is added to a standard deviation
 Formula = Callable[[np.ndarray], np.ndarray]  # of the rewards of a group, (G,) to (G,)
 
 
@@ -83,9 +86,9 @@ def _mask(dump: Dump) -> Stage:
     masks = [row.mask for row in dump.rows if row.mask is not None]
     if len(masks) < len(dump.rows):
         return _lacks(dump, "mask", "mask of the tokens in the loss")
-    counted = f"{int(sum(mask.sum() for mask in masks))} tokens of {len(masks)} rows count"
     if odd := [i for i, mask in enumerate(masks) if not np.isin(mask, (0, 1)).all()]:
         return Stage("mask", "different", "the mask has other values than 0 and 1", where=places(odd))
+    counted = f"{int(sum(mask.sum() for mask in masks))} tokens of {len(masks)} rows count"
     owns = [row.own_mask for row in dump.rows if row.own_mask is not None]
     if len(owns) == len(masks):
         wrong = [i for i, (mask, own) in enumerate(zip(masks, owns, strict=True)) if not np.array_equal(mask, own)]
@@ -146,7 +149,7 @@ def formulas() -> Mapping[str, Formula]:
         array([ 0.5, -0.5])
     """
     named: dict[str, Formula] = {"reward minus the mean of the group": lambda r: group_advantages(r, len(r), "none")}
-    for small, text in ((1e-6, ""), (1e-4, ", plus 0.0001")):
+    for small, text in ((_SMALLEST, ""), (1e-4, ", plus 0.0001")):
         for freedom, of in ((1, "n - 1"), (0, "n")):
             name = f"reward minus the mean of the group, over its standard deviation (of {of}{text})"
             named[name] = functools.partial(_scaled, freedom=freedom, small=small)
@@ -192,12 +195,21 @@ def _advantages(dump: Dump) -> Stage:
     own = [value for value in map(_one, dump.rows) if value is not None]
     if len(own) < len(dump.rows):
         return Stage("advantages", "cannot tell", "the tokens of a completion have advantages of their own")
+    used, rewards = np.array(own), np.array([row.reward for row in dump.rows], dtype=float)
+    if np.isnan(used).all():
+        return Stage(
+            "advantages", "cannot tell", "the dump holds no token in the loss, whose advantage could be compared"
+        )
     groups: dict[object, list[int]] = defaultdict(list)
     for i, row in enumerate(dump.rows):
-        if not np.isnan(own[i]):
-            groups[row.group].append(i)
-    rewards = np.array([row.reward for row in dump.rows], dtype=float)
-    return compared_with_formulas(rewards, np.array(own), list(groups.values()))
+        groups[row.group].append(i)
+    stage = compared_with_formulas(rewards, used, list(groups.values()))
+    if stage.verdict == "same" or not np.isnan(used).any():
+        return stage
+    # A framework may have left out the rewards of the rows that the loss leaves out.
+    known = [[i for i in rows if not np.isnan(used[i])] for rows in groups.values()]
+    without = compared_with_formulas(rewards, used, [rows for rows in known if rows])
+    return without if without.verdict == "same" else stage
 
 
 def _one(row: DumpRow) -> float | None:
@@ -214,12 +226,12 @@ def compared_with_formulas(rewards: np.ndarray, used: np.ndarray, groups: Sequen
     """Judge the advantages of a step.
 
     Args:
-        rewards, used: (N,), with the advantages of the dump.
+        rewards, used: (N,), with the advantages of the dump; NaN where it holds none.
         groups: the rows of each.
 
     Returns:
-        `same` where one formula gives all groups; `different` where it gives most of them, or gives all from the rewards of
-        the neighbours, or with the other sign; else `cannot tell`.
+        `same` or `rounding` where one formula gives all groups; `different` where it gives most of them, or gives all from the
+        rewards of the neighbours, or with the other sign; else `cannot tell`.
 
     Example:
         >>> rewards, used = np.array([1.0, 0.0, 2.0, 0.0]), np.array([0.5, -0.5, 1.0, -1.0])
@@ -231,16 +243,22 @@ def compared_with_formulas(rewards: np.ndarray, used: np.ndarray, groups: Sequen
     telling = [rows for rows in groups if np.ptp(rewards[list(rows)]) > 0]
     if not telling and not np.abs(used[~np.isnan(used)]).max(initial=0.0) > SAME:
         return Stage("advantages", "same", "the rewards of each group are equal, and all advantages are 0")
-    fits = {
-        name: [rows for rows in groups if _fits(formula, rewards, used, rows)] for name, formula in formulas().items()
-    }
+    if telling and all(_lost(own) > _BLIND * np.ptp(own) for own in (rewards[list(rows)] for rows in telling)):
+        cause = f"float32 has too few digits for rewards of up to {np.abs(rewards).max():.3g} that differ so little"
+        return Stage("advantages", "cannot tell", cause)
+    fits = {name: [rows for rows in groups if _fits(name, rewards, used, rows)] for name in formulas()}
     name = max(fits, key=lambda each: (len(fits[each]), -list(fits).index(each)))
     wrong = [rows for rows in groups if rows not in fits[name]]
     if not wrong:
-        return Stage("advantages", "same", name)
+        equal = used[[i for rows in groups if rows not in telling for i in rows]]
+        noise = float(np.abs(equal[~np.isnan(equal)]).max(initial=0.0))
+        if "deviation" not in name or noise <= SAME:
+            return Stage("advantages", "same", name)
+        cause = f"{name}; float32 leaves up to {noise:.2g} in groups of equal rewards"
+        return Stage("advantages", "rounding", cause, noise)
     for text, changed, factor in _CHANGES:
         for formula in formulas():
-            if telling and all(_fits(formulas()[formula], changed(rewards), factor * used, rows) for rows in groups):
+            if telling and all(_fits(formula, changed(rewards), factor * used, rows) for rows in groups):
                 return Stage("advantages", "different", f"{text}{formula}")
     largest = max(map(len, groups))
     rows = [i for group in wrong for i in group]
@@ -264,9 +282,21 @@ _CHANGES: tuple[tuple[str, Callable[[np.ndarray], np.ndarray], float], ...] = (
 )
 
 
-def _fits(formula: Formula, rewards: np.ndarray, used: np.ndarray, rows: Sequence[int]) -> bool:
-    expected, own = formula(rewards[list(rows)]), used[list(rows)]
-    return bool(np.abs(own - expected).max() <= _CLOSE * max(1.0, float(np.abs(expected).max())))
+def _fits(name: str, rewards: np.ndarray, used: np.ndarray, rows: Sequence[int]) -> bool:
+    """True if a formula gives the advantages of a group, as far as float32 has digits for them."""
+    own = rewards[list(rows)]
+    expected, lost, spread = formulas()[name](own), _lost(own), float(np.ptp(own))
+    largest, apart = float(np.abs(expected).max()), np.abs(used[list(rows)] - expected)
+    if spread:
+        allowed = largest * (_CLOSE + lost / spread)
+    else:  # what float32 leaves of equal rewards is divided by no more than what is added to their deviation
+        allowed = largest * _CLOSE + (lost / _SMALLEST if "deviation" in name else lost)
+    return bool((apart[~np.isnan(apart)] <= allowed).all())
+
+
+def _lost(rewards: np.ndarray) -> float:
+    """Bound what float32 loses of rewards and their mean."""
+    return float(mean_rounding(rewards)[0] + np.abs(rewards - rewards.astype(np.float32)).max())
 
 
 # --- log-probs ------------------------------------------------------------------------------------------------------

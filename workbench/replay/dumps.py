@@ -334,6 +334,9 @@ def _prime_tokens(records: Sequence[Mapping]) -> Dump:
         numbers = {name: _floats(record.get(name)) for name in derived}
         weights = _floats(record.get("rl_weights"))
         mask = _array(record["loss_mask"])
+        for name, values in numbers.items():
+            if values is not None and len(values) != len(mask):
+                raise ValueError(f"{len(values)} numbers in {name} for {len(mask)} tokens")
         if weights is not None and np.isfinite(weights).all():
             mask = mask * (weights != 0)
         rows.append(
