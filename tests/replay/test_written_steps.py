@@ -1,6 +1,9 @@
 """The two functions of `examples/` that write a step of any trainer: what they write is judged as a step of TRL."""
 
+import gzip
 import importlib.util
+import json
+import math
 
 import pytest
 import torch
@@ -8,6 +11,7 @@ from conftest import ROOT
 
 from workbench import replay_step
 from workbench.cli import main
+from workbench.errors import RunError
 
 SETTINGS = {"num_generations": 4, "gradient_accumulation_steps": 2, "num_iterations": 2, "beta": 0.04}
 NUMBERS = [[0, 1, 2, 3, 4], [5, 6, 7]]
@@ -142,3 +146,88 @@ def test_what_a_trainer_does_not_keep_cannot_be_told(name, batch, tmp_path):
 def test_a_writer_has_at_most_40_lines(name):
     text = (ROOT / "examples" / f"{name}.py").read_text()
     assert len(text[text.index("def write_step") :].splitlines()) <= 40
+
+
+@pytest.fixture
+def changed(batch, tmp_path):
+    """A function that changes the step in a file of a right step."""
+
+    def changed_file(change):
+        path = written("write_step", tmp_path / "step.json.gz", batch, micro_batches(batch))
+        with gzip.open(path, "rt") as file:
+            content = json.load(file)
+        change(content["step"])
+        with gzip.open(path, "wt") as file:
+            json.dump(content, file)
+        return path
+
+    return changed_file
+
+
+def test_a_loss_that_is_nan_is_judged(changed):
+    report = replay_step(changed(lambda step: step["micro_batches"][1].update(loss=None)))
+    assert (report.first.name, report.first.cause) == ("loss", "a number is not finite")
+
+
+def test_an_advantage_that_is_nan_is_judged(changed):
+    def change(step):
+        step["advantages"][0][1] = step["micro_batches"][0]["rows"][1]["advantage"] = None
+
+    report = replay_step(changed(change))
+    assert (report.first.name, report.first.cause) == ("advantages", "a number is not finite")
+
+
+def test_a_metric_that_is_nan_is_another_number(changed):
+    report = replay_step(changed(lambda step: step.update(metrics={"reward": None})))
+    assert report.first.name == "metrics" and "reward is logged as nan, but is" in report.first.cause
+    assert math.isnan(report.first.largest)
+
+
+def test_settings_may_be_as_the_config_takes_them(changed):
+    def change(step):
+        step["settings"] |= {"scale_rewards": True, "steps_per_generation": None}
+
+    report = replay_step(changed(change))
+    assert report.first is None and report["advantages"].verdict == "same"
+
+
+def test_a_file_that_names_no_updates_does_not_blame_ratios(changed):
+    report = replay_step(changed(lambda step: step["settings"].pop("num_iterations")))
+    assert report.first is None and "does not say" in report["ratios"].cause
+
+
+def test_a_loss_without_a_definition_cannot_be_told(changed):
+    report = replay_step(changed(lambda step: step["settings"].update(loss_type="ppo")))
+    assert report.first is None
+    assert report["loss"].cause == "loss_type 'ppo' has no definition here"
+
+
+def test_rewards_that_are_not_known_cannot_be_told(changed):
+    report = replay_step(changed(lambda step: step.update(rewards=[], returned=None)))
+    assert report.first is None and report["advantages"].verdict == "cannot tell"
+
+
+def first_row(step):
+    return step["micro_batches"][0]["rows"][0]
+
+
+UNFIT = {
+    "kind 'PPO': expected GRPO or RLOO": lambda step: step.update(kind="PPO"),
+    "settings without num_generations": lambda step: step["settings"].pop("num_generations"),
+    "2 micro-batches, and gradient_accumulation_steps is 1": lambda step: step["settings"].update(
+        gradient_accumulation_steps=1
+    ),
+    "7 advantages for 8 rows": lambda step: step["advantages"][0].pop(),
+    "rewards of 7 rows for 8 advantages": lambda step: step["rewards"][0].pop(),
+    "a number for each reward function": lambda step: step.update(rewards=[[1.0] * 8]),
+    "row 1: own 6, mask 5, end 6 for 6 ids": lambda step: step["rows"][1]["mask"].pop(),
+    "row 0: own 3, mask 3, end None for 3 ids": lambda step: step["rows"][0].update(end=None),
+    "row 0: other numbers of tokens: mask 3, logps 2": lambda step: first_row(step)["logps"].pop(),
+}
+
+
+@pytest.mark.parametrize("says", UNFIT)
+def test_a_file_whose_tables_do_not_fit_is_refused(says, changed):
+    with pytest.raises(RunError) as error:
+        replay_step(changed(UNFIT[says]))
+    assert says in str(error.value)

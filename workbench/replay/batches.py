@@ -91,7 +91,7 @@ class _Comparison:
     def __init__(self, step: Step):
         self.step = step
         self.advantages = [np.asarray(row) for table in step.advantages for row in table]
-        self.largest = max((float(np.nanmax(np.abs(row), initial=0.0)) for row in self.advantages), default=0.0)
+        self.largest = max((float(np.abs(np.nan_to_num(row)).max(initial=0.0)) for row in self.advantages), default=0.0)
         self.keys = [(tuple(row.prompt_ids), without_pads(row.ids, step.pad_token_id)) for row in step.rows]
         self.differences: dict[int, dict[str, str]] = {}  # row of the loss -> part -> what is there instead
         self.missing: list[int] = []  # generated rows that the loss did not take

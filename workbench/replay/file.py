@@ -3,6 +3,7 @@
 import dataclasses
 import gzip
 import json
+import math
 import os
 import re
 from collections.abc import Callable, Mapping
@@ -28,6 +29,11 @@ _FORMAT = 2
 _LARGEST = 500_000_000  # bytes of a file, unpacked
 _NAME = re.compile(r"step-(\d+)(?:\.rank\d+)?\.json\.gz")
 _HIDDEN = -1  # in place of each token id, where a text of the step holds a secret
+_KINDS = ("GRPO", "RLOO")
+_NEEDED: dict[str, tuple[str, ...]] = {"GRPO": ("num_generations", "gradient_accumulation_steps")}  # settings
+_NEEDED |= {"RLOO": (*_NEEDED["GRPO"], "beta")}
+_DEFAULTS = {"scale_rewards": "group", "reward_weights": None, "reward_clip_range": None, "normalize_advantages": False}
+_OF_TOKENS = ("mask", "logps", "old_logps", "ref_logps", "entropies")  # of a row of the loss
 _ARRAYS = ("own", "mask", "old_logps", "ref_logps", "sampled_logps", "correction")  # of a sampled row
 # Settings that are text and no path, host or credential; numbers and flags are all kept.
 _TEXTS: tuple[str, ...] = (
@@ -120,7 +126,7 @@ def load_step(path: str | os.PathLike) -> SavedStep:
         )
     except FileNotFoundError:
         raise RunError(f"{path}: no such file") from None
-    except (OSError, EOFError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+    except (OSError, EOFError, ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
         raise RunError(f"{path}: this file holds no recorded step, or is damaged ({error!r})") from None
 
 
@@ -133,17 +139,65 @@ def _step_from(content: dict) -> Step:
     turns = content.get("turns") and [Turn(**turn) for turn in content["turns"]]
     arrays |= {"returned": _array(content["returned"])}
     micro_batches = [_micro_rows(micro) for micro in content["micro_batches"]]
-    return Step(**content | arrays | {"rows": rows, "turns": turns, "micro_batches": micro_batches})
+    settings = _DEFAULTS | content["settings"]
+    if isinstance(scale := settings["scale_rewards"], bool):  # TRL's config takes it too
+        settings["scale_rewards"] = "group" if scale else "none"
+    metrics = {name: _number(value) for name, value in content.get("metrics", {}).items()}
+    read = {"rows": rows, "turns": turns, "micro_batches": micro_batches, "settings": settings, "metrics": metrics}
+    return _checked(Step(**content | arrays | read))
+
+
+def _checked(step: Step) -> Step:
+    """The step, if its tables fit together.
+
+    Raises:
+        ValueError: they do not; it names the first that does not.
+    """
+    if step.kind not in _KINDS:
+        raise ValueError(f"kind {step.kind!r}: expected {' or '.join(_KINDS)}")
+    if missing := [name for name in _NEEDED[step.kind] if step.settings.get(name) is None]:
+        raise ValueError(f"settings without {' and '.join(missing)}")
+    if len(step.micro_batches) > step.settings["gradient_accumulation_steps"]:
+        said = step.settings["gradient_accumulation_steps"]
+        raise ValueError(f"{len(step.micro_batches)} micro-batches, and gradient_accumulation_steps is {said}")
+    tables = sum(map(len, step.advantages))
+    if tables != len(step.rows):
+        raise ValueError(f"{tables} advantages for {len(step.rows)} rows")
+    for table, own in zip(step.rewards, step.advantages, strict=False):
+        if table.ndim != 2:
+            raise ValueError("rewards: expected a list for each row, with a number for each reward function")
+        if step.processes == 1 and len(table) != len(own):
+            raise ValueError(f"rewards of {len(table)} rows for {len(own)} advantages")
+    for i, row in enumerate(step.rows):
+        if len(row.own) != len(row.ids) or len(row.mask) < len(row.ids) or row.end not in range(len(row.ids) + 1):
+            said = f"own {len(row.own)}, mask {len(row.mask)}, end {row.end}"
+            raise ValueError(f"row {i}: {said} for {len(row.ids)} ids")
+    for number, micro in enumerate(step.micro_batches):
+        for i, of_loss in enumerate(micro.rows):
+            lengths = {name: len(array) for name in _OF_TOKENS if (array := getattr(of_loss, name)) is not None}
+            if micro.completion_mask is not None:
+                lengths["completion_mask"] = int(micro.completion_mask[i].sum())
+            if len(set(lengths.values())) > 1:
+                said = ", ".join(f"{name} {length}" for name, length in lengths.items())
+                raise ValueError(f"micro-batch {number}, row {i}: other numbers of tokens: {said}")
+    return step
 
 
 def _micro_rows(content: dict) -> MicroRows:
     masks = content.get("completion_mask")
     arrays = {"completion_mask": None if masks is None else [_array(mask) for mask in masks]}
-    return MicroRows(**content | arrays | {"rows": [*map(_loss_row, content["rows"])]})
+    rows = [*map(_loss_row, content["rows"])]
+    return MicroRows(**content | arrays | {"rows": rows, "loss": _number(content["loss"])})
 
 
 def _loss_row(content: dict) -> LossRow:
-    return LossRow(**{name: _array(value) if isinstance(value, list) else value for name, value in content.items()})
+    arrays = {name: _array(value) if isinstance(value, list) else value for name, value in content.items()}
+    return LossRow(**arrays | {"advantage": _number(arrays["advantage"])})
+
+
+def _number(value: Any) -> Any:
+    """A number that cannot be unknown: null stands for NaN."""
+    return math.nan if value is None else value
 
 
 def _array(values: Any) -> Any:

@@ -18,6 +18,7 @@ import numpy as np
 
 Row = np.ndarray  # (T,)
 SMALL = 1e-4  # what TRL adds to a standard deviation
+LOSS_TYPES = ("grpo", "dapo", "bnpo", "dr_grpo", "luspo", "sapo", "cispo", "vespo", "gmpo")
 
 
 def row_rewards(

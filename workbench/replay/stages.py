@@ -10,6 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from .grpo_math import (
+    LOSS_TYPES,
     Loss,
     LossRow,
     group_advantages,
@@ -274,6 +275,8 @@ def check_advantages(step: Step, kl: np.ndarray | None = None) -> Stage:
     if uneven := [len(table) for table in step.rewards if len(table) % step.num_generations]:
         cause = f"{uneven[0]} rows are no whole number of groups of {step.num_generations} (num_generations)"
         return Stage("advantages", "cannot tell", cause)
+    if len(step.rewards) != len(step.advantages):
+        return Stage("advantages", "cannot tell", "the rewards of this step are not known")
     used = _one_a_row(step)
     if used is None:
         cause = "the trainer gives each token an advantage of its own, and the definition gives one to each completion"
@@ -397,12 +400,12 @@ def check_correction(step: Step) -> Stage | None:
 def losses_of(step: Step) -> list[Loss | None]:
     """Return what each micro-batch's rows give by the definition; None where that is not known here."""
     accumulation = step.settings["gradient_accumulation_steps"]
-    window = step.settings.get("steps_per_generation", accumulation)
+    window = step.settings.get("steps_per_generation") or accumulation
     share = 1 / (step.processes * window)
     counted = _counted_tokens(step, accumulation, window)
     found: list[Loss | None] = []
     for number, micro in enumerate(step.micro_batches):
-        if any(row.logps is None for row in micro.rows) or _needs_other_entropies(step):
+        if any(row.logps is None for row in micro.rows) or _needs_other_entropies(step) or _without_definition(step):
             found.append(None)
         elif step.kind == "RLOO":
             settings = step.loss_settings()
@@ -419,6 +422,12 @@ def losses_of(step: Step) -> list[Loss | None]:
 def _needs_other_entropies(step: Step) -> bool:
     """Say whether the loss takes a quantile of entropies of which other processes have a part."""
     return step.kind == "GRPO" and step.processes > 1 and step.settings.get("top_entropy_quantile", 1.0) < 1
+
+
+def _without_definition(step: Step) -> str:
+    """The `loss_type` of a trainer that is not TRL's, which has no definition here; empty where there is one."""
+    name = step.loss_settings().loss_type
+    return name if step.kind == "GRPO" and name not in LOSS_TYPES else ""
 
 
 def _counted_tokens(step: Step, accumulation: int, window: int) -> list[float]:
@@ -447,7 +456,8 @@ def check_ratios(step: Step) -> Stage | None:
     differences = np.concatenate([_log_ratios(row) for row in rows])
     said = f"ratios of {math.exp(differences.min()):.4g} to {math.exp(differences.max()):.4g}"
     s, limits = step.settings, tolerance_of(step)
-    several = s.get("num_iterations", 1) > 1 or s.get("steps_per_generation", 1) > s["gradient_accumulation_steps"]
+    # The file of a trainer that is not TRL's may not say how many updates a generation has.
+    several = s.get("num_iterations", 2) > 1 or (s.get("steps_per_generation") or 1) > s["gradient_accumulation_steps"]
     mean, largest = float(np.abs(differences).mean()), float(np.abs(differences).max())
     if mean <= limits.mean and largest <= limits.largest:
         return Stage("ratios", "cannot tell", ALL_ONE, largest)
@@ -470,6 +480,8 @@ def _log_ratios(row: LossRow) -> np.ndarray:
 def check_loss(step: Step, losses: Sequence[Loss | None]) -> Stage:
     """Say whether each micro-batch's loss is that of its rows."""
     known = [loss for loss in losses if loss is not None]
+    if unknown := _without_definition(step):
+        return Stage("loss", "cannot tell", f"loss_type {unknown!r} has no definition here")
     if not known or len(known) < len(losses):
         cause = "the trainer computes its loss elsewhere (Liger, or a method of its own)"
         if _needs_other_entropies(step):
@@ -601,7 +613,11 @@ def of_logged(
     """
     logged, limits, roundings = {n: float(metrics[n]) for n in expected if n in metrics}, limits or {}, roundings or {}
     allowed = {n: limits.get(n, 1e-4) * max(1, abs(value)) + roundings.get(n, 0.0) for n, value in logged.items()}
-    wrong = {name: value for name, value in logged.items() if abs(value - expected[name]) > allowed[name]}
+    wrong = {
+        name: value
+        for name, value in logged.items()
+        if not abs(value - expected[name]) <= allowed[name] and not (math.isnan(value) and math.isnan(expected[name]))
+    }
     if not wrong:
         shown = {name: value for name, value in logged.items() if not name.startswith("clip_ratio/") or value}
         return Stage("metrics", "same", ", ".join(f"{name} {value:.3g}" for name, value in shown.items()))
@@ -666,7 +682,7 @@ def compared(
     largest = float(difference.max(initial=0.0))
     if largest <= allowed:
         return Stage(name, "same" if largest <= SAME * scale else "rounding", "", largest)
-    return Stage(name, "different", cause, largest, places(np.flatnonzero(difference > allowed), unit))
+    return Stage(name, "different", cause, largest, places(np.flatnonzero(~(difference <= allowed)), unit))
 
 
 def places(rows: Sequence[int] | np.ndarray, unit: str = "rows") -> str:
