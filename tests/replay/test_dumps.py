@@ -113,7 +113,22 @@ def divisor(content):
     content["samples"][5]["rollout_mask_sums"] = torch.tensor(12.0)
 
 
+def nan_advantage(content):
+    content["samples"][1]["advantages"][:] = float("nan")
+
+
+def nan_logp(content):
+    content["samples"][1]["log_probs"][0] = float("nan")
+
+
+def impossible_token(content):
+    content["samples"][4]["rollout_log_probs"][0] = -float("inf")
+
+
 FAULTS = [
+    (nan_advantage, "advantages", "an advantage is not finite"),
+    (nan_logp, "mismatch", "a token in the loss has no finite log-prob"),
+    (impossible_token, "mismatch", "a token in the loss has no finite log-prob"),
     (rolled, "rewards", "another reward than the rollout wrote"),
     (tool_token, "mask", "another mask than the rollout wrote"),
     (negated, "advantages", "the negative of: reward minus the mean of the group"),
@@ -131,6 +146,16 @@ def test_a_fault_in_a_dump_of_slime_is_found(change, stage, cause, tmp_path):
     report = replay_step(changed_slime(tmp_path / "details", change))
     assert report[stage].verdict == "different"
     assert cause in report[stage].cause
+
+
+def test_numbers_in_half_precision_are_no_fault(tmp_path):
+    def halved(content):
+        for sample in content["samples"]:
+            for name in ("advantages", "log_probs", "rollout_log_probs"):
+                sample[name] = sample[name].bfloat16()
+
+    report = replay_step(changed_slime(tmp_path / "details", halved))
+    assert report.first is None and report["advantages"].verdict == "same"
 
 
 def changed_lines(source, target, change):
@@ -200,6 +225,19 @@ def test_a_row_that_the_loss_leaves_out_is_one_of_its_group(tmp_path):
 def test_numbers_for_other_tokens_are_refused(tmp_path):
     with pytest.raises(RunError, match="6 numbers in importance_ratio for 7 tokens"):
         replay_step(changed_lines(TOKENS, tmp_path / "step_3.jsonl", short_ratio))
+
+
+def test_rows_of_areal_may_be_padded_on_the_left(tmp_path):
+    parts = torch.load(AREAL, weights_only=True)
+    for part in parts:
+        lengths = part["attention_mask"].sum(1).tolist()
+        for name in ("input_ids", "attention_mask", "loss_mask", "logprobs"):
+            rows = zip(part[name], lengths, strict=True)
+            part[name] = torch.stack([torch.roll(row, len(row) - length, 0) for row, length in rows])
+    torch.save(parts, tmp_path / "step_000003.pt")
+    for row, other in zip(load_dump(tmp_path / "step_000003.pt").rows, load_dump(AREAL).rows, strict=True):
+        assert (row.group, row.completion) == (other.group, other.completion)
+    assert replay_step(tmp_path / "step_000003.pt")["mask"].verdict == "same"
 
 
 def test_equal_completions_with_other_scores_are_named(tmp_path):

@@ -18,6 +18,7 @@ from .rounding import mean_rounding
 from .stages import SAME, TOLERANCES, places
 
 _CLOSE = 1e-3  # of advantages, relative to their size
+_CLOSE_HALF = 2.0**-7  # where they are in bfloat16: one rounding of the difference, one of the quotient
 _BLIND = 0.1  # of the differences of rewards, beyond which their rounding in float32 hides a fault
 _SMALLEST = 1e-6  # that is added to a standard deviation
 Formula = Callable[[np.ndarray], np.ndarray]  # of the rewards of a group, (G,) to (G,)
@@ -192,6 +193,8 @@ def _advantages(dump: Dump) -> Stage:
         return _lacks(dump, "advantages", "reward of each completion, from which advantages follow")
     if any(row.group is None for row in dump.rows):
         return _lacks(dump, "advantages", "prompt or group of each completion")
+    if infinite := [i for i, row in enumerate(dump.rows) if not np.isfinite(_in_loss(row, row.advantages)).all()]:
+        return Stage("advantages", "different", "an advantage is not finite", where=places(infinite))
     own = [value for value in map(_one, dump.rows) if value is not None]
     if len(own) < len(dump.rows):
         return Stage("advantages", "cannot tell", "the tokens of a completion have advantages of their own")
@@ -204,12 +207,19 @@ def _advantages(dump: Dump) -> Stage:
     for i, row in enumerate(dump.rows):
         groups[row.group].append(i)
     stage = compared_with_formulas(rewards, used, list(groups.values()))
-    if stage.verdict == "same" or not np.isnan(used).any():
+    if stage.verdict in ("same", "rounding") or not np.isnan(used).any():
         return stage
     # A framework may have left out the rewards of the rows that the loss leaves out.
     known = [[i for i in rows if not np.isnan(used[i])] for rows in groups.values()]
     without = compared_with_formulas(rewards, used, [rows for rows in known if rows])
     return without if without.verdict == "same" else stage
+
+
+def _in_loss(row: DumpRow, numbers: np.ndarray | None) -> np.ndarray:
+    """The numbers of the tokens that count; none where a dump has none, or for other tokens."""
+    if numbers is None or row.mask is None or len(numbers) != len(row.mask):
+        return np.zeros(0)
+    return numbers[row.mask > 0]
 
 
 def _one(row: DumpRow) -> float | None:
@@ -287,11 +297,19 @@ def _fits(name: str, rewards: np.ndarray, used: np.ndarray, rows: Sequence[int])
     own = rewards[list(rows)]
     expected, lost, spread = formulas()[name](own), _lost(own), float(np.ptp(own))
     largest, apart = float(np.abs(expected).max()), np.abs(used[list(rows)] - expected)
+    close = _CLOSE_HALF if _in_bfloat16(used) else _CLOSE
     if spread:
-        allowed = largest * (_CLOSE + lost / spread)
+        allowed = largest * (close + lost / spread)
     else:  # what float32 leaves of equal rewards is divided by no more than what is added to their deviation
-        allowed = largest * _CLOSE + (lost / _SMALLEST if "deviation" in name else lost)
+        allowed = largest * close + (lost / _SMALLEST if "deviation" in name else lost)
     return bool((apart[~np.isnan(apart)] <= allowed).all())
+
+
+def _in_bfloat16(numbers: np.ndarray) -> bool:
+    """True if each number has no more digits than bfloat16."""
+    numbers = numbers[~np.isnan(numbers)]
+    short = np.ascontiguousarray(numbers, dtype=np.float32)
+    return bool((short == numbers).all() and not (short.view(np.uint32) & 0xFFFF).any())
 
 
 def _lost(rewards: np.ndarray) -> float:
@@ -313,6 +331,14 @@ def _mismatch(dump: Dump) -> Stage:
     rows = [arrays for arrays in map(_both_logps, dump.rows) if arrays is not None]
     if len(rows) < len(dump.rows):
         return _lacks(dump, "mismatch", "log-probs of both the trainer and the sampler")
+    odd = [
+        i
+        for i, row in enumerate(dump.rows)
+        if not np.isfinite(_in_loss(row, row.trainer_logps)).all() or np.isinf(_in_loss(row, row.sampled_logps)).any()
+    ]
+    if odd:
+        cause = "a token in the loss has no finite log-prob"
+        return Stage("mismatch", "different", cause, where=places(odd))
     apart = np.concatenate([(own - sampled)[mask > 0] for own, sampled, mask in rows])
     apart = apart[np.isfinite(apart)]
     if not len(apart):

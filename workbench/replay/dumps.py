@@ -387,27 +387,29 @@ def _nemo(records: Sequence[Mapping], path: Path) -> Dump:
 
 
 def _areal_step(content: Sequence[Mapping], path: Path) -> Dump:
-    """Trajectories of a rollout batch, each a few rows padded on the right."""
+    """Trajectories of a rollout batch, each a few padded rows."""
     rows: list[DumpRow] = []
     padded: list[int] = []
     for part in content:
         for i in range(len(part["input_ids"])):
-            length = int(part["attention_mask"][i].sum()) if "attention_mask" in part else len(part["input_ids"][i])
-            tokens = _ints(part["input_ids"][i])
-            mask = _floats(part["loss_mask"][i]) if "loss_mask" in part else None
+            ids = _array(part["input_ids"][i])
+            there = _array(part["attention_mask"][i] if "attention_mask" in part else np.ones(len(ids))) > 0
+            tokens = _ints(ids[there])
+            whole = _floats(part["loss_mask"][i]) if "loss_mask" in part else None
+            mask = None if whole is None else whole[there]
             first = int(np.argmax(mask > 0)) if mask is not None and mask.any() else None
-            if mask is not None and mask[length:].any():
+            if whole is not None and whole[~there].any():
                 padded.append(len(rows))
             rows.append(
                 DumpRow(
                     group=None if first is None else tuple(tokens[:first]),
-                    completion=None if first is None else tuple(tokens[first:length]),
-                    mask=None if mask is None else mask[:length],
+                    completion=None if first is None else tuple(tokens[first:]),
+                    mask=mask,
                     reward=_float(part["rewards"][i]) if "rewards" in part else None,
-                    sampled_logps=_array(part["logprobs"][i])[:length] if "logprobs" in part else None,
+                    sampled_logps=_array(part["logprobs"][i])[there] if "logprobs" in part else None,
                 )
             )
-    stages = [Stage("mask", "different", "the mask counts padding behind attention_mask", where=places(padded))]
+    stages = [Stage("mask", "different", "the mask counts padding outside of attention_mask", where=places(padded))]
     number = re.search(r"step_(\d+)", path.stem)
     return Dump("AReaL", int(number[1]) if number else None, rows, stages if padded else [])
 
