@@ -24,7 +24,7 @@ from tools.record import ROOT, run_main
 from workbench.replay.file import replay_step
 from workbench.training.recording import StepRecorder
 
-sys.path.append(str(ROOT))  # faults that tests of one kind of fault have, too
+sys.path += [str(ROOT), str(ROOT / "tests")]  # faults that tests of one kind of fault have, too
 
 from step_cases import CopiedSamples, OtherMetric, OtherOldLogps, ShiftedRewards, ShorterMask, in_bf16
 
