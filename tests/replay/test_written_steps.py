@@ -207,6 +207,22 @@ def test_rewards_that_are_not_known_cannot_be_told(changed):
     assert report.first is None and report["advantages"].verdict == "cannot tell"
 
 
+def test_half_precision_hides_no_loss_that_was_computed_in_float32(changed):
+    def without_kl(step):
+        step |= {"dtype": "bfloat16"}
+        step["settings"]["beta"] = 0.0
+
+    assert replay_step(changed(without_kl)).first.name == "loss"
+
+    def in_bfloat16(step):
+        without_kl(step)
+        for micro in step["micro_batches"]:
+            for row in micro["rows"]:
+                row["logps"] = torch.tensor(row["logps"]).bfloat16().tolist()
+
+    assert replay_step(changed(in_bfloat16))["loss"].verdict == "rounding"
+
+
 def first_row(step):
     return step["micro_batches"][0]["rows"][0]
 

@@ -498,11 +498,27 @@ def check_loss(step: Step, losses: Sequence[Loss | None]) -> Stage:
         times = float(used @ expected / (expected @ expected))
         if np.abs(used - times * expected).max() < 1e-3 * np.abs(times * expected).max():
             cause += f": {times:.3g} times as much"
+    if not router.any() and _scored_in_float32(step):
+        step = dataclasses.replace(step, dtype="float32")
     stage = compared("loss", step, used, expected, cause, size, "micro-batches")
     if not router.any():
         return stage
     said = f"without the auxiliary loss of the router, which adds {router.sum() / len(router):.3g}"
     return dataclasses.replace(stage, cause=f"{stage.cause}, {said}" if stage.cause else said)
+
+
+def _scored_in_float32(step: Step) -> bool:
+    """Say whether a model in half precision gave log-probs of more digits: what is made of them is then in float32."""
+    if step.kind == "Distillation":  # whose loss is of logits
+        return False
+    rows = list(all_loss_rows(step))
+    tables = [[getattr(row, name) for row in rows if getattr(row, name) is not None] for name in ("logps", "entropies")]
+    return all(_has_more_digits(np.concatenate(table)) for table in tables if table)
+
+
+def _has_more_digits(numbers: np.ndarray) -> bool:
+    """Say whether numbers have more binary digits than float16 and bfloat16."""
+    return bool((np.asarray(numbers, dtype=np.float32).view(np.uint32) & 0x1FFF).any())
 
 
 def check_metrics(step: Step, losses: Sequence[Loss | None]) -> Stage | None:
