@@ -1,6 +1,7 @@
 """The command line. The docstring of a command is its help: what it does in a few words, what it is for, an example."""
 
 import argparse
+import contextlib
 import errno
 import inspect
 import json
@@ -637,11 +638,12 @@ def _reward(args) -> int:
 
     Example: workbench reward rewards.py:reward_exact --data train.jsonl
     """
-    from .reward.call import load_function
+    from .reward.call import load_function  # after the trial's own imports, which a user's folder is not to answer
     from .reward.trial import try_reward
 
-    function = load_function(args.function)
-    report = try_reward(function, args.data, answer=args.answer, form=args.form, rows=args.rows)
+    with contextlib.redirect_stdout(sys.stderr):  # what the function prints is no part of the report
+        function = load_function(args.function)
+        report = try_reward(function, args.data, answer=args.answer, form=args.form, rows=args.rows)
     print(json.dumps(jsonable(report.as_json())) if args.json else report)
     return int(bool(report.problems))
 

@@ -1,10 +1,13 @@
 """A reward function asked before a training: what is paid by mistake, and what breaks."""
 
+import asyncio
 import itertools
 import json
 import random
 import re
+import sys
 
+import numpy as np
 import pandas as pd
 import pytest
 from conftest import call
@@ -67,6 +70,19 @@ def changes_the_first(completions, answer, **columns):
     return values
 
 
+def takes_a_test_away(completions, answer, tests, **columns):
+    for each in tests:
+        each[:-1] = []
+        each[0] += 1
+    return careful(completions, answer)
+
+
+def of_few(completions, answer, **columns):
+    if len(completions) > 6:
+        raise ValueError("too many")
+    return careful(completions, answer)
+
+
 def without_columns(completions, answer):
     return careful(completions, answer)
 
@@ -98,7 +114,7 @@ FAULTS = {
         paid(lambda text, answer, prompt, right: "</answer>" in text),
         PROBLEM,
         [
-            "a right answer earns no more than a wrong one in any of 6 forms",
+            "a right answer, as `answer` has it, earns no more than a wrong one in any of 6 forms",
             "it pays 1 for an answer tag, right or wrong",
         ],
     ),
@@ -137,7 +153,7 @@ FAULTS = {
             None if tag(t) is None else float(tag(t) == a) for t, a in zip(completions, answer, strict=True)
         ],
         WARNING,
-        ["it gives None for the bare answer; a box"],
+        ["it gives None for a box; four hashes"],
     ),
     "half for the form": (
         paid(lambda text, answer, prompt, right: 0.5 * ("</answer>" in text) + right),
@@ -180,6 +196,30 @@ FAULTS = {
     "place": (by_place, PROBLEM, ["the same completions in another order earn other rewards"]),
     "batch": (less_the_mean, WARNING, ["a completion asked alone earns another reward"]),
     "signature": (without_columns, PROBLEM, ["TRL also passes prompts, completion_ids"]),
+    "nested changes": (takes_a_test_away, PROBLEM, ["it changes the completions or the rows"]),
+    "large batch": (of_few, PROBLEM, ["it raises ValueError: too many, for several completions at once; a call after"]),
+    "exit": (lambda completions, **columns: sys.exit(3), PROBLEM, ["it ends the process (SystemExit)"]),
+    "texts for numbers": (
+        lambda completions, answer, **columns: [str(value) for value in careful(completions, answer)],
+        PROBLEM,
+        ["returned '0.0'; expected a number"],
+    ),
+    "a function that makes one": (lambda a=1, b=2: careful, PROBLEM, ["returned a function, careful, so that"]),
+    "first digits": (
+        paid(lambda text, answer, prompt, right: answer is not None and bool(tag(text)) and tag(text) in answer),
+        PROBLEM,
+        ["it pays for the first digits of the right answer in 6 of 6"],
+    ),
+    "begins with it": (
+        paid(lambda text, answer, prompt, right: answer is not None and (tag(text) or "").startswith(answer)),
+        PROBLEM,
+        ["it pays for more digits behind the right answer in 6 of 6"],
+    ),
+    "length up to a limit": (
+        paid(lambda text, answer, prompt, right: right * (0 if len(text) > 4000 else 1 + len(text) / 4000)),
+        WARNING,
+        ["it pays more for a paragraph of nonsense before it: 1.22 instead of 1.01"],
+    ),
     "changes": (changes_the_first, PROBLEM, ["it changes the completions or the rows"]),
     "messages": (of_messages, PROBLEM, ["it needs completions that are messages"]),
 }
@@ -188,7 +228,9 @@ FAULTS = {
 @pytest.mark.parametrize("fault", FAULTS)
 def test_a_fault_is_named(fault):
     reward, severity, findings = FAULTS[fault]
-    found = says(try_reward(reward, ROWS), severity)
+    rows = [{**row, "tests": [1, 2]} for row in ROWS]
+    found = says(try_reward(reward, rows), severity)
+    assert rows[0]["tests"] == [1, 2]
     assert [finding for finding in findings if finding not in found] == [], found
 
 
@@ -246,22 +288,151 @@ def pair(ground_truth, response):
     return tag(response) == ground_truth
 
 
+def pair_with_more(response, answer, **_):
+    return tag(response) == answer, "a tuple, as some of verl's"
+
+
+def scores(data_sources, solution_strs, ground_truths, extra_infos):
+    return [{"score": float(tag(text) == truth)} for text, truth in zip(solution_strs, ground_truths, strict=True)]
+
+
+def of_a_list(solution_str, ground_truth):
+    return float(tag(solution_str) in list(ground_truth["target"]))
+
+
 @pytest.mark.parametrize(
     "function, column, convention",
     [
         (asked_later, "answer", "TRL's convention"),
         (compute_score, "reward_model", "verl's convention"),
+        (scores, "reward_model", "verl's convention of batches"),
         (pair, "solution", "a completion and an answer"),
+        (pair_with_more, "answer", "a completion and an answer"),
     ],
 )
-def test_three_conventions_are_called(function, column, convention):
+def test_the_conventions_are_called(function, column, convention):
     rows = [
         {"prompt": row["prompt"], column: {"ground_truth": row["answer"]} if "model" in column else row["answer"]}
         for row in ROWS
     ]
-    report = try_reward(function, rows)
-    assert (report.convention, report.right, report.wrong) == (convention, 1, 0)
-    assert says(report, PROBLEM) == ""
+    chats = [row | {"prompt": [{"role": "user", "content": row["prompt"]}]} for row in rows]
+    for data in (rows, chats) if "verl" in convention else (rows,):
+        report = try_reward(function, data)
+        assert (report.convention, report.right, report.wrong) == (convention, 1, 0)
+        assert says(report, PROBLEM) == ""
+
+
+def test_right_answers_in_an_array_are_read():
+    rows = [{"prompt": "p", "reward_model": {"ground_truth": {"target": np.array([a, f"{a} city"])}}} for a in "BC"]
+    report = try_reward(of_a_list, rows)
+    assert (report.right, report.wrong) == (1, 0) and says(report, PROBLEM) == ""
+
+
+def test_in_a_notebook_an_async_function_is_asked_on_one_loop():
+    lock = asyncio.Semaphore(1)
+
+    async def later(text, answer):
+        async with lock:
+            await asyncio.sleep(0)
+        return careful([text], [answer])[0]
+
+    async def each(completions, answer, **columns):
+        return await asyncio.gather(*map(later, completions, answer))
+
+    async def cell():
+        return try_reward(each, ROWS)
+
+    report = asyncio.run(cell())
+    assert report.right == 1 and says(report, PROBLEM) == ""
+
+
+def equal(gold):
+    """Make a reward for the last `<answer>` that compares it with what a function takes from the answer."""
+
+    def reward(completions, answer, **columns):
+        found = [re.findall("<answer>(.*?)</answer>", text, re.DOTALL) for text in completions]
+        return [float(a == a and tags[-1:] == [gold(str(a))]) for tags, a in zip(found, answer, strict=True)]
+
+    return reward
+
+
+def last_word(completions, answer, **columns):
+    words = [re.findall(r"\b(yes|no|maybe)\b", text.lower())[-1:] for text in completions]
+    return [float(word == [a]) for word, a in zip(words, answer, strict=True)]
+
+
+def last_in_tag(completions, answer, **columns):
+    found = [re.findall(r"-?\d+(?:\.\d+)?", (tag(text) or ""))[-1:] for text in completions]
+    return [float(number == [a]) for number, a in zip(found, answer, strict=True)]
+
+
+def after_the_tag(completions, answer, **columns):  # as many notebooks have it: all of a text without a tag
+    parts = [text.split("<answer>")[-1].split("</answer>")[0].strip() for text in completions]
+    return [float(part == a) for part, a in zip(parts, answer, strict=True)]
+
+
+def by_the_step(completions, answer, trainer_state, **columns):
+    return [value * min(1, trainer_state.global_step / 100) for value in careful(completions, answer)]
+
+
+HEALTHY = {
+    "letters in a box": (equal(lambda a: a[-2]), [f"Hence \\boxed{{{letter}}}" for letter in "ABCDAB"]),
+    "names after hashes": (equal(lambda a: a.rpartition(" ")[2]), ["It is #### Paris", "It is #### Rome"]),
+    "decimals": (last_in_tag, ["3.5", "12.25", "0.75"]),
+    "None as a label": (equal(str), ["None", "search", "None", "add"]),
+    "maybe as a label": (last_word, ["yes", "no", "maybe", "yes"]),
+    "thousands of digits": (equal(str), ["9" * 5000, "8" * 5000]),
+    "no decimal": (equal(str), ["²", "³"]),
+    "the state of the trainer": (by_the_step, [row["answer"] for row in ROWS]),
+    "rewards one by one": (lambda answer, **c: iter(careful(answer=answer, **c)), [row["answer"] for row in ROWS]),
+}
+
+
+@pytest.mark.parametrize("name", HEALTHY)
+def test_a_sound_reward_has_no_problem(name):
+    reward, answers = HEALTHY[name]
+    report = try_reward(reward, [{"prompt": f"Question {k}", "answer": answer} for k, answer in enumerate(answers)])
+    assert report.right > report.wrong and says(report, PROBLEM) == "", report
+
+
+def test_a_column_keeps_its_own_name():
+    def reward(completions, question, answer, **columns):
+        return careful(completions, answer) if question else None
+
+    report = try_reward(reward, [{"question": row["prompt"], "answer": row["answer"]} for row in ROWS])
+    assert report.right == 1 and says(report, PROBLEM) == ""
+
+
+def test_of_forms_that_are_paid_alike_the_tag_is_asked():
+    report = try_reward(after_the_tag, ROWS)
+    assert report.form == "an answer tag" and "more text" not in says(report, WARNING)
+
+
+def test_prompts_are_messages_for_a_function_of_messages():
+    def reward(prompts, completions, answer, **columns):
+        assert prompts[0][-1]["content"]
+        return of_messages(completions, answer)
+
+    found = says(try_reward(reward, ROWS), PROBLEM)
+    assert found == "it needs completions that are messages, and prompts that are texts give it texts"
+
+
+def test_a_rank_in_a_batch_is_named_and_nothing_that_follows():
+    def rank(completions, answer, **columns):
+        order = np.argsort(np.argsort(careful(completions, answer), kind="stable"), kind="stable")
+        return list(order / max(1, len(order) - 1))
+
+    assert says(try_reward(rank, ROWS), PROBLEM) == (
+        "the same completions in another order earn other rewards: it mixes up rows, or compares them"
+    )
+
+
+def test_programs_are_not_asked_for_in_capitals():
+    def runs(completions, answer, **columns):
+        return [float(text == f"```\n{a}\n```") for text, a in zip(completions, answer, strict=True)]
+
+    rows = [{"prompt": "Add.", "answer": f"def f(x):\n    return x + {k}"} for k in range(3)]
+    assert not re.search("capital|LaTeX|bold|stop", says(try_reward(runs, rows, form="```\n{}\n```"), WARNING))
 
 
 @pytest.mark.slow  # imports TRL
@@ -296,6 +467,8 @@ def test_the_form_of_ones_own_is_asked():
     assert "in any of 6 forms; give yours" in says(try_reward(reward, ROWS), PROBLEM)
     report = try_reward(reward, ROWS, form=form)
     assert says(report, PROBLEM) == "" and report.right == 1
+    boxes = paid(lambda text, answer, prompt, right: text == f"So \\boxed{{{answer}}}")
+    assert try_reward(boxes, ROWS, form="So \\boxed{}").right == 1
 
 
 @pytest.mark.parametrize(
@@ -305,7 +478,9 @@ def test_the_form_of_ones_own_is_asked():
         ([{"text": "a"}], {}, "a row has text; expected `prompt`"),
         (ROWS, {"answer": "gold"}, "answer='gold': the rows have prompt, answer"),
         (ROWS, {"form": "none"}, "expected a text with {} where the answer stands"),
-        ([{"prompt": "p", "answer": None}], {}, "no row has a value in `answer`"),
+        ([{"prompt": "p", "answer": None}], {}, "no row has a value in `answer`; name"),
+        ([{"prompt": "p", "answer": {"a": 1}}], {}, "read as an answer, but such as {'a': 1}; name the column"),
+        (ROWS, {"rows": 0}, "rows=0: expected 1 or more"),
         ("gone.jsonl", {}, "data=gone.jsonl: no such file"),
     ],
 )
@@ -332,6 +507,30 @@ def test_the_command_says_by_its_code_if_there_is_a_problem(capsys, tmp_path):
     assert code == 0 and json.loads(out)["right"] == 1
     code, _, err = call(capsys, "reward", f"{rewards}:gone", "--data", tmp_path / "train.jsonl")
     assert code == 2 and "has no function 'gone'; it has in_text, zero" in err
+
+
+def test_a_class_is_refused_with_what_to_name():
+    class Reward:
+        def __call__(self, completions, **columns):
+            return [0.0] * len(completions)
+
+    with pytest.raises(ParameterError, match=re.escape("Reward is a class; expected a function, or an object")):
+        try_reward(Reward, ROWS)
+
+
+def test_what_the_function_prints_is_no_part_of_the_report(capsys, tmp_path):
+    (tmp_path / "train.json").write_text(json.dumps(ROWS))  # a list, on one line
+    rewards = tmp_path / "rewards_that_print.py"
+    rewards.write_text("def zero(completions, **columns):\n    print('asked')\n    return [0.0] * len(completions)\n")
+    _, out, err = call(capsys, "reward", f"{rewards}:zero", "--data", tmp_path / "train.json", "--json")
+    assert json.loads(out)["name"] == "zero" and "asked" in err
+
+
+def test_a_users_file_replaces_no_library(tmp_path):
+    (tmp_path / "json.py").write_text("def reward(completions, **columns):\n    return [0.0]\n")
+    reward = load_function(f"{tmp_path / 'json.py'}:reward")
+    sys.path.remove(str(tmp_path))
+    assert reward(["a"]) == [0.0] and sys.modules["json"] is json
 
 
 @pytest.mark.parametrize(

@@ -49,8 +49,18 @@ def plain(answer: str) -> str:
         >>> [plain(text) for text in (" $1,234$. ", r"\text{Paris}", "**7.0**")]
         ['1234', 'paris', '7']
     """
+    return undressed(answer).lower()
+
+
+def undressed(answer: str) -> str:
+    """Return what `plain` does, in the case that it has.
+
+    Example:
+        >>> undressed("**Paris**.")
+        'Paris'
+    """
     text = _LATEX.sub(r"\1", answer).replace("\\!", "").replace("\\,", "").replace("\\$", "")
-    text = " ".join(text.replace("$", " ").replace("**", " ").split()).strip().rstrip(".").strip().lower()
+    text = " ".join(text.replace("$", " ").replace("**", " ").split()).strip().rstrip(".").strip()
     text = re.sub(r"(?<=\d),(?=\d{3})", "", text)
     if re.fullmatch(r"-?\d+\.0+", text):
         return text.partition(".")[0]
@@ -64,21 +74,34 @@ def wanted(answer: Any) -> list[str]:
         >>> wanted("6 * 7 = 42 #### 42"), wanted(["4", "four"]), wanted(None)
         (['42'], ['4', 'four'], [])
     """
-    if answer is None or answer != answer:
-        return []
-    if isinstance(answer, dict):
-        answer = answer.get("ground_truth", answer.get("target"))
-        return wanted(answer)
+    return [found for text in stated(answer) if (found := plain(text))]
+
+
+def stated(answer: Any) -> list[str]:
+    """Return the right answers of a row as they stand there.
+
+    Example:
+        >>> stated("so it is #### Paris "), stated(None)
+        (['Paris'], [])
+    """
     if hasattr(answer, "tolist") and not isinstance(answer, str):
         answer = answer.tolist()
+    if isinstance(answer, dict):
+        return stated(answer.get("ground_truth", answer.get("target")))
     if isinstance(answer, list | tuple):
-        return [text for each in answer for text in wanted(each)]
+        return [text for each in answer for text in stated(each)]
+    if not known(answer):
+        return []
     text = str(answer)
     if isinstance(answer, float) and answer.is_integer():
         text = str(int(answer))
     marked = marked_answer(text)
-    found = plain(text if marked is None else marked)
-    return [found] if found else []
+    return [(text if marked is None else marked).strip()]
+
+
+def known(answer: Any) -> bool:
+    """Return False for None and NaN."""
+    return answer is not None and not (isinstance(answer, float) and answer != answer)
 
 
 def final_answer(text: str) -> str:

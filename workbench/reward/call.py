@@ -2,22 +2,34 @@
 
 import asyncio
 import contextlib
+import copy
 import functools
 import importlib
 import importlib.util
 import inspect
 import math
 import sys
-from collections.abc import Callable, Mapping, Sequence
+import threading
+import types
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from ..errors import ParameterError
 
 TRL, VERL, PAIR = "TRL's convention", "verl's convention", "a completion and an answer"
+VERL_BATCH = "verl's convention of batches"
 _COMPLETION = ("completion", "response", "prediction", "output", "text", "model_output", "pred", "generated")
 _ANSWER = ("answer", "ground_truth", "reference", "target", "label", "solution", "gold", "gt", "expected")
 _OF_TRL = ("prompts", "completions", "completion_ids", "trainer_state", "log_extra", "log_metric")
+_STATE = {
+    "global_step": 1,
+    "max_steps": 1000,
+    "epoch": 0.0,
+    "num_train_epochs": 1,
+    "log_history": [],
+    "is_world_process_zero": True,
+}
 
 
 def is_async(function: Any) -> bool:
@@ -80,11 +92,14 @@ def load_function(place: str) -> Callable[..., Any]:
 def _of_file(path: Path, expected: str):
     if not path.is_file():
         raise ParameterError(f"{path}: no such file; {expected}")
-    spec = importlib.util.spec_from_file_location(path.stem, path)
+    taken = sys.modules.get(path.stem)  # a file `json.py` is not to replace the library for everybody
+    ours = taken is None or getattr(taken, "__file__", None) == str(path.resolve())
+    name = path.stem if ours else f"{path.stem}_of_the_user"
+    spec = importlib.util.spec_from_file_location(name, path.resolve())
     if spec is None or spec.loader is None:
         raise ParameterError(f"{path}: no Python file; {expected}")
     module = importlib.util.module_from_spec(spec)
-    sys.modules[path.stem] = module
+    sys.modules[name] = module
     sys.path.insert(0, str(path.parent))
     spec.loader.exec_module(module)
     return module
@@ -102,13 +117,22 @@ class Asked:
         self.answer = answer
         self.refused: list[str] = []
         self.own: list[str] = []
+        if inspect.isclass(function):
+            raise ParameterError(
+                f"{self.name} is a class; expected a function, or an object such as `mine = {self.name}()`"
+            )
         parameters: Mapping[str, inspect.Parameter] = {}
         with contextlib.suppress(TypeError, ValueError):  # of some functions written in C there is none
             parameters = inspect.signature(function).parameters
         anything = any(p.kind is p.VAR_KEYWORD for p in parameters.values())
+        of_one = not {"completions", "completion_ids", "prompts"} & set(parameters) and any(
+            name in parameters and name not in columns for name in _COMPLETION
+        )
         if "solution_str" in parameters:
             self.convention = VERL
-        elif "completions" in parameters or anything or not parameters:
+        elif "solution_strs" in parameters:
+            self.convention = VERL_BATCH
+        elif "completions" in parameters or (anything and not of_one) or not parameters:
             self.convention = TRL
             if parameters and not anything:
                 passed = [*_OF_TRL, *columns]
@@ -129,35 +153,76 @@ class Asked:
             names = {name: None for row in rows for name in row}
             columns: dict[str, Any] = {name: [row.get(name) for row in rows] for name in names if name != "prompt"}
             passed: dict[str, Any] = {"prompts": [row["prompt"] for row in rows], "completions": completions}
-            passed |= {"completion_ids": [list(text_of(c).encode()) for c in completions], "trainer_state": None}
+            state = types.SimpleNamespace(**copy.deepcopy(_STATE))
+            passed |= {"completion_ids": [list(text_of(c).encode()) for c in completions], "trainer_state": state}
             passed |= {"log_extra": _ignore, "log_metric": _ignore, **columns}
             answer = self._wait(self.function(**{k: v for k, v in passed.items() if k not in self.refused}))
-            if not hasattr(answer, "__len__") or isinstance(answer, str) or len(answer) != len(completions):
-                found = f"{len(answer)} values" if hasattr(answer, "__len__") else repr(answer)
-                raise ParameterError(
-                    f"returned {found}; expected a list of {len(completions)}, one for each completion"
-                )
-            return list(answer)
+            return _listed(answer, len(completions))
+        if self.convention == VERL_BATCH:
+            each = [self._of_verl(completion, row) for completion, row in zip(completions, rows, strict=True)]
+            passed = {f"{name}s": [row[name] for row in each] for name in each[0]}
+            return [_score(value) for value in _listed(self._wait(self.function(**passed)), len(completions))]
         return [self._one(completion, row) for completion, row in zip(completions, rows, strict=True)]
 
-    def _one(self, completion: Any, row: Mapping[str, Any]) -> Any:
+    def _answer_of(self, row: Mapping[str, Any]) -> Any:
         answer = row.get(self.answer) if self.answer else None
-        if isinstance(answer, Mapping):  # verl's data sets have `reward_model={"ground_truth": ...}`
-            answer = answer.get("ground_truth")
+        # verl's data sets have `reward_model={"ground_truth": ...}`
+        return answer.get("ground_truth") if isinstance(answer, Mapping) and "ground_truth" in answer else answer
+
+    def _of_verl(self, completion: Any, row: Mapping[str, Any]) -> dict[str, Any]:
+        source, extra = row.get("data_source", "unknown"), row.get("extra_info", {})
+        return {
+            "data_source": source,
+            "solution_str": completion,
+            "ground_truth": self._answer_of(row),
+            "extra_info": extra,
+        }
+
+    def _one(self, completion: Any, row: Mapping[str, Any]) -> Any:
         if self.convention == VERL:
-            source = row.get("data_source", "unknown")
-            extra = row.get("extra_info", {})
-            verl = {"data_source": source, "solution_str": completion, "ground_truth": answer, "extra_info": extra}
             parameters = inspect.signature(self.function).parameters
-            value = self._wait(self.function(**{k: v for k, v in verl.items() if k in parameters}))
-            return value.get("score") if isinstance(value, Mapping) else value
+            verl = {k: v for k, v in self._of_verl(completion, row).items() if k in parameters}
+            return _score(self._wait(self.function(**verl)))
+        answer = self._answer_of(row)
         if self.own:
-            return self._wait(self.function(**dict(zip(self.own, (completion, answer), strict=True))))
-        return self._wait(self.function(completion, answer))
+            return _score(self._wait(self.function(**dict(zip(self.own, (completion, answer), strict=True)))))
+        return _score(self._wait(self.function(completion, answer)))
 
     @staticmethod
     def _wait(answer: Any) -> Any:
-        return asyncio.run(_finished(answer)) if inspect.isawaitable(answer) else answer
+        if not inspect.isawaitable(answer):
+            return answer
+        return asyncio.run_coroutine_threadsafe(_finished(answer), _loop()).result()
+
+
+@functools.cache
+def _loop() -> asyncio.AbstractEventLoop:
+    """One loop in a thread, as TRL has it: clients and locks outlive a call, and a notebook's own loop is not asked."""
+    loop = asyncio.new_event_loop()
+    threading.Thread(target=loop.run_forever, name="rewards", daemon=True).start()
+    return loop
+
+
+def _listed(answer: Any, count: int) -> list:
+    if isinstance(answer, Iterator):  # TRL takes these too
+        answer = list(answer)
+    if not hasattr(answer, "__len__") or isinstance(answer, str) or len(answer) != count:
+        found = f"{len(answer)} values" if hasattr(answer, "__len__") else _said(answer)
+        raise ParameterError(f"returned {found}; expected a list of {count}, one for each completion")
+    return list(answer)
+
+
+def _score(value: Any) -> Any:
+    """The reward in what verl takes for one: a number, a dict with `score`, or a tuple that begins with it."""
+    if isinstance(value, Mapping):
+        return value.get("score")
+    return value[0] if isinstance(value, tuple) and value else value
+
+
+def _said(value: Any) -> str:
+    if callable(value):
+        return f"a function, {name_of(value)}, so that what you named makes rewards: name what it makes"
+    return repr(value)
 
 
 async def _finished(answer: Any) -> Any:
@@ -181,10 +246,12 @@ def number(value: Any) -> float:
     if value is None:
         return math.nan
     try:
+        if isinstance(value, str | bytes):  # no trainer takes "1.0"
+            raise TypeError
         found = float(value)
     except (TypeError, ValueError):
         raise ParameterError(
-            f"returned {value!r}; expected a number, or None for a row that it does not score"
+            f"returned {_said(value)}; expected a number, or None for a row that it does not score"
         ) from None
     if not math.isfinite(found):
         raise ParameterError(f"returned {found}; expected a finite number, or None for a row that it does not score")

@@ -11,7 +11,7 @@ import numpy as np
 
 from ..errors import ParameterError
 from ..runs.own_code import load_own
-from .answers import boxed, contains_answer, is_right
+from .answers import boxed, contains_answer, is_right, known
 
 EXACT = "right answer"
 _WORD = re.compile(r"\w+")
@@ -107,7 +107,7 @@ def answer_box(completion: str, **row: Any) -> float:
 @feature
 def answer_anywhere(completion: str, answer: Any = None, **row: Any) -> float | None:
     """1 where the right answer stands anywhere in the text."""
-    if answer is None or answer != answer:
+    if not known(answer):
         return None
     return float(contains_answer(completion, answer))
 
@@ -264,6 +264,5 @@ def measured(rows: Sequence[Mapping[str, Any]], features: Sequence[Feature]) -> 
 
 def right(rows: Sequence[Mapping[str, Any]]) -> np.ndarray:
     """1 for a completion whose final answer is right, 0 for another, (N,); NaN where no answer is recorded."""
-    known = [row.get("answer") for row in rows]
-    pairs = zip(rows, known, strict=True)
-    return np.array([np.nan if a is None or a != a else float(is_right(row["completion"], a)) for row, a in pairs])
+    pairs = [(row["completion"], row.get("answer")) for row in rows]
+    return np.array([float(is_right(text, answer)) if known(answer) else np.nan for text, answer in pairs])
