@@ -2,6 +2,7 @@
 
 import json
 
+import numpy as np
 import pandas as pd
 import pytest
 from conftest import ROOT, call
@@ -10,6 +11,7 @@ from benchmarks.reward_report import PLANTED, exact, healthy, planted, run_of
 from workbench.errors import ParameterError, RunError
 from workbench.logs.rollouts import load_completions
 from workbench.reward import feature, reward_report
+from workbench.runs.files import jsonable
 
 LONGER = [{"step": s, "prompt": "p", "completion": "word " * n, "reward": n} for s in range(30) for n in (1, 5, 9)]
 
@@ -169,11 +171,54 @@ def test_evaluations_in_the_record_are_left_out():
         (lambda table: table.drop(columns="completion"), "no column `completion`, only step, prompt, reward"),
         (lambda table: table.drop(columns="step"), "no column `step`"),
         (lambda table: table.drop(columns="reward"), "no `reward`"),
+        (lambda table: table.assign(reward="good"), "`reward` has 'good'; expected a number"),
+        (lambda table: table.assign(reward=[[1.0, 2.0]] * len(table)), r"`reward` has \[1.0, 2.0\]; expected a number"),
+        (lambda table: table.assign(step="step_1"), "`step` has 'step_1'; expected a number"),
+        (lambda table: table[:0], "no rows; expected some with `step`"),
     ],
 )
 def test_a_missing_column_is_named(change, says):
     with pytest.raises(ParameterError, match=says):
         reward_report(change(pd.DataFrame(LONGER)))
+
+
+def test_an_id_of_each_completion_is_no_group():
+    for name in ("uid", "group_id"):
+        report = reward_report([row | {name: f"r{k}"} for k, row in enumerate(LONGER)])
+        assert report.groups == 30 and report.verdict == "pays for length"
+
+
+def test_advantages_of_tokens_leave_the_reward():
+    report = reward_report([row | {"advantages": [0.1, 0.2]} for row in LONGER])
+    assert (report.target, report.verdict) == ("reward", "pays for length")
+
+
+def test_a_completion_without_a_step_is_left_out_and_said():
+    report = reward_report([row | {"step": None} if k == 4 else row for k, row in enumerate(LONGER)])
+    assert report.completions == len(LONGER) - 1
+    assert report.damage == ("1 of 90 completions have no number as their step; left out.",)
+
+
+def test_of_one_step_nothing_is_said_over_the_run():
+    report = reward_report([row | {"step": 0, "prompt": f"p{row['step']}"} for row in LONGER])
+    assert "has too few steps to say whether this changes" in report.headline and "quarter, " not in report.headline
+    assert json.loads(json.dumps(jsonable(report.as_json())))["features"][0]["quarters"][0] is None
+
+
+def test_several_right_answers_in_an_array_are_read():
+    rows = [row | {"answer": np.array(["1", "one"])} for row in LONGER]
+    assert reward_report(pd.DataFrame(rows)).left == 30
+
+
+def test_answers_are_found_in_a_prompt_with_a_template():
+    def templated(question: str) -> str:
+        return f"<|im_start|>user\nWhat is 1 + 1?\n{question}<|im_end|>\n<|im_start|>assistant\n"
+
+    answers = {"What is 1 + 1?": "2", "2 + 2": "other", "What is 2 + 2?": "4", "": "nothing"}
+    rows = [row | {"prompt": templated("What is 2 + 2?")} for row in LONGER]
+    assert set(load_completions(rows, answers)[0]["answer"]) == {"4"}
+    with pytest.raises(ParameterError, match="none of its 1 prompts"):
+        load_completions(rows, {"2 + 2": "4"})
 
 
 def test_a_place_without_completions_is_refused(tmp_path):

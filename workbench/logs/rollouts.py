@@ -60,6 +60,8 @@ def load_completions(source: Any, answers: Any = None) -> tuple[Any, list[str]]:
         raw, damage = _from_path(Path(getattr(source, "path", source)).expanduser())
     else:
         raw = pd.DataFrame(list(source))
+    if not len(raw):
+        raise ParameterError("the completions: no rows; expected some with `step`, `prompt`, `completion` and `reward`")
     table = _named(raw)
     if "of" in table:  # the workbench records evaluations in the same file
         table = table[table["of"].isin(["training", "train"])].reset_index(drop=True)
@@ -71,10 +73,16 @@ def load_completions(source: Any, answers: Any = None) -> tuple[Any, list[str]]:
         raise ParameterError(
             f"the completions have no `reward`, only {', '.join(map(str, raw.columns))}; add the column"
         )
-    table = table.sort_values("step", kind="stable", ignore_index=True)
+    steps = pd.to_numeric(table["step"], errors="coerce")
+    odd = [step for step, number in zip(table["step"], steps, strict=True) if pd.isna(number)]
+    if len(odd) == len(table):
+        raise ParameterError(f"`step` has {odd[0]!r}; expected a number for each completion")
+    if odd:
+        damage = [*damage, f"{len(odd):,} of {len(table):,} completions have no number as their step; left out."]
+    table = table.assign(step=steps)[steps.notna()].sort_values("step", kind="stable", ignore_index=True)
     if answers is not None:
         known = _answers(answers)
-        table["answer"] = [known.get(prompt.strip()) for prompt in table["prompt"]]
+        table["answer"] = _looked_up(table["prompt"], known)
         if table["answer"].isna().all():
             raise ParameterError(f"answers: none of its {len(known)} prompts is a prompt of the completions")
     return table, damage
@@ -159,6 +167,25 @@ def _answers(answers: Any) -> dict[str, Any]:
             raise ParameterError(f"answers: a row has {', '.join(map(str, row))}; expected `prompt` and `answer`")
         found[message_text(prompt).strip()] = answer
     return found
+
+
+def _looked_up(prompts, known: dict[str, Any]) -> list:
+    """The answer of each prompt; where a chat template surrounds it, that of the last known prompt in it."""
+    found = {}
+    for prompt in prompts.unique():
+        inside = prompt.strip()
+        if inside not in known:
+            ends = [(_end_of(text, prompt), len(text), text) for text in known if text and text in prompt]
+            inside = max((each for each in ends if each[0]), default=(0, 0, ""))[2]
+        found[prompt] = known.get(inside)
+    return [found[prompt] for prompt in prompts]
+
+
+def _end_of(text: str, prompt: str) -> int:
+    """Where a text ends in a prompt as a turn of its own: next to a line break, a tag, a colon before it or an end; else 0."""
+    before, _, behind = prompt.rpartition(text)
+    whole = before.rstrip(" ")[-1:] in ("", "\n", ">", ":") and behind.lstrip(" ")[:1] in ("", "\n", "<")
+    return len(before) + len(text) if whole else 0
 
 
 def _from_path(path: Path):

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from ..curves.stats import Interval, change_interval
+from ..errors import ParameterError
 from ..logs.rollouts import load_completions
 from ..runs.secrets import hide_tokens
 from ..runs.text import one_line, printable
@@ -36,7 +37,7 @@ class Paid:
         beyond: what it explains among equally right completions, 0..1; None where no right answers are known.
         p: how often chance explains as much with the best of all features; of `beyond` where that is known.
         through_answers: share of its relation to the reward that right answers explain, 0..1; None as above.
-        quarters: correlation with the reward within groups in each quarter of the run, -1..1.
+        quarters: correlation with the reward within groups in each quarter of the run, -1..1; NaN where it has no step.
         change: of that correlation from the first to the last half of the run.
         change_p: how often chance gives as large a change.
         mean: of the feature in the first and in the last quarter.
@@ -74,6 +75,8 @@ class Paid:
 
     def over_the_run(self) -> str:
         """Say how the share and the completions change."""
+        if any(value != value for value in self.quarters):
+            return "the run has too few steps to say whether this changes"
         first, last = (self.quarters[place] ** 2 for place in (0, -1))
         word = "shows no change"
         if self.change_p <= 0.05:
@@ -192,7 +195,7 @@ class RewardReport:
             if paid.beyond is not None:
                 row |= {"beyond right answers": paid.beyond, "through right answers": paid.through_answers}
             row |= {"p": paid.p, "paid for": "yes" if paid.named else ""}
-            row["by quarter"] = " ".join(f"{value:+.2f}" for value in paid.quarters)
+            row["by quarter"] = " ".join("-" if value != value else f"{value:+.2f}" for value in paid.quarters)
             row["mean, first to last quarter"] = f"{paid.mean[0]:.3g} to {paid.mean[1]:.3g}"
             rows.append(row)
         return pd.DataFrame(rows)
@@ -400,7 +403,7 @@ def judge(
 def _target(table) -> tuple[np.ndarray, str]:
     """Return what is explained: advantages if those of each prompt and step add up to 0, as GRPO's do; else rewards."""
     if "advantage" in table:
-        advantage = table["advantage"].to_numpy(float)
+        advantage = _numbers(table, "advantage")
         known = np.isfinite(advantage)
         if known.any() and np.any(advantage[known]):
             groups = _groups(table)[known]
@@ -409,17 +412,39 @@ def _target(table) -> tuple[np.ndarray, str]:
                 return advantage, "advantage"
     if "reward" not in table:
         return np.full(len(table), np.nan), "reward"
-    return table["reward"].to_numpy(float), "reward"
+    return _numbers(table, "reward"), "reward"
+
+
+def _numbers(table, name: str) -> np.ndarray:
+    values = table[name]
+    try:
+        return values.to_numpy(float)
+    except (TypeError, ValueError):
+        if name == "advantage" and "reward" in table:  # of each token, perhaps
+            return np.full(len(table), np.nan)
+        odd = next(value for value in values if not _is_number(value))
+        says = f"`{name}` has {one_line(repr(odd))[:80]}; expected a number for each completion"
+        raise ParameterError(says) from None
+
+
+def _is_number(value: Any) -> bool:
+    try:
+        float(value)
+    except (TypeError, ValueError):
+        return value is None
+    return True
 
 
 def _groups(table) -> np.ndarray:
     """The group of each completion: those of one step and one prompt, or of the group that the record names."""
     if not len(table):
         return np.zeros(0, int)
-    keys = [table["step"].to_numpy(float), table["prompt"].to_numpy(str)]
-    if "group" in table:
-        keys.append(table["group"].astype(str).to_numpy(str))
-    return numbered(*keys)
+    of_prompt = numbered(table["step"].to_numpy(float), table["prompt"].to_numpy(str))
+    if "group" not in table:
+        return of_prompt
+    named = numbered(of_prompt, table["group"].astype(str).to_numpy(str))
+    of_one_each = np.bincount(named).max() == 1  # an id of the completion, not of its group
+    return of_prompt if of_one_each else named
 
 
 def _through(rewards, values, groups, strata) -> np.ndarray:
@@ -437,7 +462,8 @@ def _over_the_run(paid: Paid, rewards, feature, groups, steps, rng) -> Paid:
     live = live_rows(rewards, groups)
     edges = np.quantile(steps[live], np.linspace(0, 1, _QUARTERS + 1)[1:-1])
     quarter = np.searchsorted(edges, steps, side="right")
-    courses = tuple(correlation(rewards, feature, groups, live & (quarter == k)) for k in range(_QUARTERS))
+    parts = [live & (quarter == k) for k in range(_QUARTERS)]
+    courses = tuple(correlation(rewards, feature, groups, rows) if rows.any() else float("nan") for rows in parts)
     change, change_p = change_of_share(rewards, feature, groups, steps, rng) if paid.named else (0.0, 1.0)
     known = ~np.isnan(feature)
     order = np.unique(steps[known], return_inverse=True)[1]
