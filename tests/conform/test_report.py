@@ -1,5 +1,6 @@
 """Losses written again in torch are the same everywhere, planted faults are wrong, and choices of other trainers are named."""
 
+import functools
 import time
 
 import numpy as np
@@ -255,6 +256,24 @@ def test_a_loss_may_change_its_numbers_in_place():
 
     report = conform_report(in_place, "dapo")
     assert not report.of("wrong") and len(report.of("same")) > 10
+
+
+def test_a_loss_may_want_its_log_probs_by_position():
+    def loss(logps, old_logps, advantages, mask, total_tokens, unknown=0.2, *, epsilon):
+        ratio = np.exp(np.where(mask > 0, logps - old_logps, 0.0))
+        plain, limited = (r * advantages[:, None] for r in (ratio, ratio.clip(1 - epsilon, 1 + unknown)))
+        slopes = np.where(plain <= limited, -plain, 0.0) * mask / max(total_tokens, 1)
+        return -(np.minimum(plain, limited) * mask).sum() / max(total_tokens, 1), slopes
+
+    @functools.wraps(loss)
+    def value_and_grad(*args, **options):
+        if not args:
+            raise ValueError("differentiating with respect to argument 0 requires a positional argument")
+        return loss(*args, **options)
+
+    for function in (loss, value_and_grad):
+        report = conform_report(function, "dapo")
+        assert not report.of("wrong") and len(report.of("same")) > 10, report
 
 
 def test_nan_in_the_gradient_alone_is_wrong():

@@ -20,6 +20,7 @@ a mean over its micro-batch, which its trainer divides by the number of micro-ba
 """
 
 import inspect
+import itertools
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields, replace
 from typing import Any
@@ -100,14 +101,15 @@ def call(function: Callable[..., Any], case: Case) -> Any:
     needs = case.needs - {"processes"} if _OF_STEP.isdisjoint(parameters) else case.needs
     if missing := sorted(needs - parameters.keys()):
         raise NotOffered(f"no parameter {', '.join(missing)}")
-    required = [
-        p.name
-        for p in parameters.values()
-        if p.default is p.empty and p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)
-    ]
+    positional = [p.name for p in parameters.values() if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
+    named = [p for p in parameters.values() if p.name in positional or p.kind == p.KEYWORD_ONLY]
+    required = [p.name for p in named if p.default is p.empty]
     if unknown := [name for name in required if name not in offers]:
         raise TypeError(f"parameter {unknown[0]!r}: expected `case` or one of {', '.join(sorted(offers))}")
-    result = function(**{name: offers[name] for name in parameters if name in offers})
+    # By position as far as possible, as `jax.value_and_grad` wants it.
+    first = list(itertools.takewhile(offers.__contains__, positional))
+    others = {name: offers[name] for name in parameters if name in offers and name not in first}
+    result = function(*(offers[name] for name in first), **others)
     if case.micro_batches > 1 and _OF_STEP.isdisjoint(parameters):
         return _divided(result, case.micro_batches)
     return result
@@ -146,7 +148,7 @@ def with_torch(function: Callable[..., Any]) -> Callable[[Case], Any]:
             raise TypeError(f"returned a tensor of shape {tuple(loss.shape)}: expected a scalar")
         if loss.requires_grad:  # a batch without a token may give a constant
             loss.backward()
-        slopes = np.zeros_like(case.logps) if logps.grad is None else logps.grad.numpy()
+        slopes = np.zeros_like(case.logps) if logps.grad is None else logps.grad.cpu().numpy()
         return float(loss.detach()), slopes
 
     asked.__name__ = getattr(function, "__name__", type(function).__name__)
