@@ -174,6 +174,20 @@ def left_out(number, record):
     record["sample_loss_mask"] = [0.0]
 
 
+def prompt_in_the_loss(number, record):
+    record["token_loss_mask"][0][record["token_loss_mask"][0].index(1) - 1] = 1
+    record["prev_logprobs"][0][record["token_loss_mask"][0].index(1)] = -2.5
+
+
+def no_sampler(number, record):
+    record["inference_logprobs"] = [None] * len(record["inference_logprobs"])
+
+
+def no_advantages(number, record):
+    if number == 0:
+        record["traces"][0]["nodes"][1]["advantages"] = None
+
+
 def short_ratio(number, record):
     record["importance_ratio"] = record["importance_ratio"][:-1]
 
@@ -200,6 +214,15 @@ LINE_FAULTS = [
     (TOKENS, masked_within, "correction", "different", "at positive advantage"),
     (TRACES, batch_baseline, "advantages", "cannot tell", "published formulas"),
     (NEMO, left_out, "advantages", "cannot tell", "no token in the loss"),
+    (
+        NEMO,
+        prompt_in_the_loss,
+        "mask",
+        "cannot tell",
+        "8 rows have tokens in the loss to which the sampler gave no log-prob",
+    ),
+    (TOKENS, no_sampler, "mask", "cannot tell", "8 rows have tokens in the loss to which the sampler gave no log-prob"),
+    (TRACES, no_advantages, "advantages", "cannot tell", "no advantages of some completions"),
 ]
 
 

@@ -102,6 +102,11 @@ def _mask(dump: Dump) -> Stage:
     if outside:
         said = f"{counted}; {len(outside)} rows hold sampled tokens that do not, and nothing says why"
         return Stage("mask", "cannot tell", said, where=places(outside))
+    foreign = [i for i, row in enumerate(dump.rows) if _not_sampled(row)]
+    if foreign:
+        said = f"{counted}; {len(foreign)} rows have tokens in the loss to which the sampler gave no log-prob: "
+        said += "those of a prompt or a tool are not for the loss"
+        return Stage("mask", "cannot tell", said, where=places(foreign))
     if all(row.sampled_logps is not None for row in dump.rows):
         return Stage("mask", "same", f"{counted}, and no other token has a log-prob of the sampler")
     return Stage("mask", "cannot tell", f"{counted}; the dump holds nothing to compare them with")
@@ -112,6 +117,13 @@ def _sampled_outside(row: DumpRow) -> bool:
     if row.sampled_logps is None or row.mask is None or len(row.sampled_logps) != len(row.mask):
         return False
     return bool(((row.mask == 0) & (np.nan_to_num(row.sampled_logps) != 0)).any())
+
+
+def _not_sampled(row: DumpRow) -> bool:
+    """True if a token in the loss has no log-prob of the sampler, or 0 where the trainer's is another."""
+    sampled, own = _in_loss(row, row.sampled_logps), _in_loss(row, row.trainer_logps)
+    likely = np.zeros(len(sampled)) if len(own) != len(sampled) else np.nan_to_num(own)
+    return bool((np.isnan(sampled) | ((sampled == 0) & (likely < -TOLERANCES["bfloat16"].largest))).any())
 
 
 def _rewards(dump: Dump) -> Stage:
@@ -189,6 +201,8 @@ def _advantages(dump: Dump) -> Stage:
     """The advantages, against each formula that is published."""
     if all(row.advantages is None for row in dump.rows):
         return _lacks(dump, "advantages", "advantages")
+    if any(row.advantages is None for row in dump.rows):
+        return _lacks(dump, "advantages", "advantages of some completions")
     if any(row.reward is None for row in dump.rows):
         return _lacks(dump, "advantages", "reward of each completion, from which advantages follow")
     if any(row.group is None for row in dump.rows):
