@@ -61,6 +61,14 @@ def test_what_is_not_recorded_is_not_known():
         ("107+172=279", "279", True, True),
         ("107+279=386", "279", False, True),
         ("x=5", "x=5", True, True),
+        ("It holds in 12 cases. The answer is (B).", "B", True, True),
+        ("The answer is B, because A has 3 sides", "B", True, True),
+        ("The answer is Berlin", "B", False, False),
+        ("A. The answer is B", "A", False, True),
+        ("I choose Paris.", "Paris", True, True),
+        ("It is not Paris.", "Paris", False, True),
+        ("B or A", "A", False, True),
+        ("<answer>C</answer> The answer is B", "B", False, True),
     ],
 )
 def test_an_answer_is_right_in_any_clothes_and_nowhere_else(text, answer, right, anywhere):

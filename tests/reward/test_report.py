@@ -205,6 +205,16 @@ def test_of_one_step_nothing_is_said_over_the_run():
     assert json.loads(json.dumps(jsonable(report.as_json())))["features"][0]["quarters"][0] is None
 
 
+def test_a_sound_reward_of_letters_in_sentences_is_no_finding():
+    texts = [f"{'so ' * length}the answer is {letter}." for letter in "AB" for length in (1, 4)]
+    rows = [
+        {"step": s, "prompt": "p", "completion": t, "reward": float("B." in t), "answer": "B"}
+        for s in range(30)
+        for t in texts
+    ]
+    assert reward_report(rows).answers == pytest.approx(1) and reward_report(rows).verdict == "nothing found"
+
+
 def test_several_right_answers_in_an_array_are_read():
     rows = [row | {"answer": np.array(["1", "one"])} for row in LONGER]
     assert reward_report(pd.DataFrame(rows)).left == 30

@@ -196,6 +196,19 @@ FAULTS = {
     "place": (by_place, PROBLEM, ["the same completions in another order earn other rewards"]),
     "batch": (less_the_mean, WARNING, ["a completion asked alone earns another reward"]),
     "signature": (without_columns, PROBLEM, ["TRL also passes prompts, completion_ids"]),
+    "no answer is free": (
+        paid(lambda text, answer, prompt, right: 0 if tag(text) is None else 2 * right - 1),
+        WARNING,
+        [
+            "a wrong answer costs 1, and nothing is lost for nothing; white space",
+            "no answer is better than a wrong one",
+        ],
+    ),
+    "a part for the answer anywhere": (
+        paid(lambda text, answer, prompt, right: 1 if right else 0.4 * (str(answer) in text)),
+        NOTE,
+        ["it pays a part for the right answer first, a wrong one at the end (0.4)", "a wrong answer earns 0"],
+    ),
     "nested changes": (takes_a_test_away, PROBLEM, ["it changes the completions or the rows"]),
     "large batch": (of_few, PROBLEM, ["it raises ValueError: too many, for several completions at once; a call after"]),
     "exit": (lambda completions, **columns: sys.exit(3), PROBLEM, ["it ends the process (SystemExit)"]),
@@ -427,6 +440,15 @@ def test_a_rank_in_a_batch_is_named_and_nothing_that_follows():
     )
 
 
+def test_an_interrupt_says_what_was_being_asked(capsys):
+    def hangs(completions, **columns):
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        try_reward(hangs, ROWS)
+    assert capsys.readouterr().err == "hangs was being asked about 'The answer is 1.'\n"
+
+
 def test_programs_are_not_asked_for_in_capitals():
     def runs(completions, answer, **columns):
         return [float(text == f"```\n{a}\n```") for text, a in zip(completions, answer, strict=True)]
@@ -507,6 +529,22 @@ def test_the_command_says_by_its_code_if_there_is_a_problem(capsys, tmp_path):
     assert code == 0 and json.loads(out)["right"] == 1
     code, _, err = call(capsys, "reward", f"{rewards}:gone", "--data", tmp_path / "train.jsonl")
     assert code == 2 and "has no function 'gone'; it has in_text, zero" in err
+
+
+def test_a_function_that_always_fails_is_named_alone():
+    def broken(completions, answer, **columns):
+        raise KeyError("gone")
+
+    report = try_reward(broken, ROWS)
+    assert (
+        says(report, PROBLEM).startswith("it raises KeyError: 'gone', for an answer tag")
+        and "nan" not in report.headline
+    )
+    assert len(report.problems) == 1 and report.right is None
+
+
+def test_the_column_of_answers_is_found_where_the_first_row_has_none():
+    assert try_reward(careful, [{"prompt": "p"}, *ROWS]).right == 1
 
 
 def test_a_class_is_refused_with_what_to_name():

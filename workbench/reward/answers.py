@@ -127,11 +127,24 @@ def is_right(text: str, answer: Any) -> bool:
     """Return True where the final answer of a completion, or all of it, is one of the right ones.
 
     Example:
-        >>> is_right("<answer>1,234</answer>", 1234), is_right("42 or 43", "42")
-        (True, False)
+        >>> is_right("<answer>1,234</answer>", 1234), is_right("42 or 43", "42"), is_right("The answer is (B).", "B")
+        (True, False, True)
     """
     right = wanted(answer)
-    return final_answer(text) in right or plain(text) in right
+    if final_answer(text) in right or plain(text) in right:
+        return True
+    return marked_answer(text) is None and any(_ends_with(plain(text), each) for each in right)
+
+
+def _ends_with(text: str, answer: str) -> bool:
+    """True where words, a letter or a formula end a text or stand behind its last `answer`; of numbers the last counts."""
+    if _NUMBER.fullmatch(answer):
+        return False
+    said = rf"{re.escape(answer)}(?!\w)"
+    behind = text.rpartition("answer")[2] if "answer" in text else ""
+    if re.match(rf"(?: is)?[\s:(\[\"'`*]*{said}", behind):
+        return True
+    return bool(re.search(rf"(?<!\w)(?<! or )(?<!\bnot ){said}[\s.!)\]\"'`*]*$", text))
 
 
 def contains_answer(text: str, answer: Any) -> bool:

@@ -7,6 +7,7 @@ import html
 import itertools
 import json
 import re
+import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -180,7 +181,7 @@ class TrialReport:
         rows: case, kind (`right`, `wrong`, `more`, `form`), mean reward, share of examples that are paid as right ones are, and
             an example.
         right: mean reward of right answers in the form that is paid best, and `wrong` that of wrong answers in it.
-        wrong: see `right`; None for both where no right answers are known.
+        wrong: see `right`; None where no right answers are known, or none is scored.
         form: that form, in words.
         convention: in which the function is called.
         seconds: for one completion.
@@ -208,7 +209,7 @@ class TrialReport:
         counts = [sum(f.severity == word for f in self.findings) for word in (PROBLEM, WARNING)]
         words = [f"{n} {word}{'s' * (n != 1)}" for n, word in zip(counts, (PROBLEM, WARNING), strict=True)]
         says = f"{self.name}: {', '.join(words)}"
-        if self.right is not None:
+        if self.right is not None and self.wrong is not None:
             says += f"; in {self.form} a right answer earns {self.right:.3g} and a wrong one {self.wrong:.3g}"
         return f"{says}. {self.asked} completions, {1000 * self.seconds:.3g} ms each, called in {self.convention}."
 
@@ -297,7 +298,7 @@ def try_reward(
     table = list(_rows(data))
     if not table:
         raise ParameterError("data: no rows; expected some with a prompt and a right answer")
-    column = _answer_column(table[0], answer)
+    column = _answer_column({name: None for row in table for name in row}, answer)
     known = [row for row in table if column is None or wanted(row.get(column))]
     chosen = known[:: max(1, len(known) // rows)][:rows]
     if not chosen:
@@ -391,7 +392,7 @@ class _Trial:
             says = f"it takes {per_completion:.1f} s for a completion; a training waits for it at every step"
             self._add(NOTE, f"{says}. Only {len(self.rows)} of your prompts were asked")
         self.findings.sort(key=lambda finding: SEVERITIES.index(finding.severity))
-        means = [None if value is None else _mean(value) for value in (right, wrong)]
+        means = [None if value is None or np.isnan(value).all() else _mean(value) for value in (right, wrong)]
         return TrialReport(
             self.asked.name,
             tuple(self.findings),
@@ -432,6 +433,9 @@ class _Trial:
             return np.array([number(value) for value in self.asked([self._wrapped(t) for t in texts], own)], float)
         except SystemExit as error:
             raise ParameterError("it ends the process (SystemExit)") from error
+        except KeyboardInterrupt:  # of a function that does not come back
+            print(f"{self.asked.name} was being asked about {_shown(texts[0])}", file=sys.stderr)
+            raise
         finally:
             self.seconds += time.perf_counter() - start
 
@@ -524,7 +528,8 @@ class _Trial:
         best = max(gains, key=lambda name: -np.inf if np.isnan(gains[name]) else gains[name])
         right, wrong = earned[best]
         self.paid = (_mean(right) + _mean(wrong)) / 2
-        if not _mean(right - wrong) > 0:
+        scored = any(not np.isnan(value).all() for pair in earned.values() for value in pair)
+        if scored and not _mean(right - wrong) > 0:  # of one that always fails the errors say enough
             self._no_gain(earned, gains, rights, wrongs)
         return best, right, wrong
 
@@ -585,6 +590,8 @@ class _Trial:
             says = f"a wrong answer in {best} earns {_mean(wrong):.3g}, nothing {_mean(nothing):.3g}: the form alone is paid"
             self._add(NOTE, says, _shown(form(wrongs[0])))
         unpaid: list[tuple[str, str]] = []
+        spared: list[tuple[str, str]] = []  # earns nothing where a wrong answer is punished
+        partly: list[tuple[str, str]] = []  # earns a part of what a right answer does
         for case in CASES:
             texts, places = [], []
             for k, row in enumerate(self.rows):
@@ -598,19 +605,34 @@ class _Trial:
             paid, right_then, wrong_then = self._next_to(texts, places, case.name, pair)
             decides = (right_then > wrong_then) & ~np.isnan(paid)
             full = (paid >= (right_then + wrong_then) / 2) & decides
+            free = full & (paid <= 0) & (wrong_then < 0) & (case.kind == WRONG) & (not (self.varies or self.compares))
+            full &= ~free
+            if free.any():
+                spared.append((case.name, texts[int(free.argmax())]))
+            more = _mean((paid - wrong_then)[decides]), _mean((right_then - wrong_then)[decides])
+            if case.kind == WRONG and not (self.varies or full.any() or free.any()) and more[0] > _LITTLE * more[1]:
+                partly.append((f"{case.name} ({_mean(paid[decides]):.3g})", texts[int(decides.argmax())]))
             share = float(full.sum() / decides.sum()) if decides.any() else float("nan")
             example = texts[int((decides & ~full).argmax())] if case.kind == RIGHT else texts[int(full.argmax())]
             self.table.append((case.name, case.kind, _mean(paid), share, _shown(example)))
             counts = "on average" if self.varies else f"in {int(full.sum())} of {int(decides.sum())} examples"
             if case.kind == WRONG and full.any():
                 self._add(case.severity, f"it pays for {case.name} {counts}", _shown(example))
-            more = paid > right_then + _LITTLE * (right_then - wrong_then)
-            if case.kind == MORE and decides.any() and more[decides].all() and not self.varies:
+            above = paid > right_then + _LITTLE * (right_then - wrong_then)
+            if case.kind == MORE and decides.any() and above[decides].all() and not self.varies:
                 amounts = f"{_mean(paid[decides]):.3g} instead of {_mean(right_then[decides]):.3g}"
                 self._add(case.severity, f"it pays more for {case.name}: {amounts}", _shown(example))
             missed = int((decides & ~full).sum())
             if case.kind == RIGHT and missed:
                 unpaid.append((f"{case.name} ({missed} of {int(decides.sum())})", example))
+        if spared:
+            says = f"a wrong answer costs {-_mean(wrong):.3g}, and nothing is lost for {_several([name for name, _ in spared])}"
+            self._add(WARNING, f"{says}: no answer is better than a wrong one", _shown(spared[0][1]))
+        if partly:
+            says = (
+                f"it pays a part for {_several([name for name, _ in partly])}; a wrong answer earns {_mean(wrong):.3g}"
+            )
+            self._add(NOTE, says, _shown(partly[0][1]))
         if unpaid:
             names = [name for name, _ in unpaid]
             self._add(WARNING, f"it does not pay for a right answer with {_several(names, 20)}", _shown(unpaid[0][1]))
