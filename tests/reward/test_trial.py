@@ -114,7 +114,7 @@ FAULTS = {
         paid(lambda text, answer, prompt, right: "</answer>" in text),
         PROBLEM,
         [
-            "a right answer, as `answer` has it, earns no more than a wrong one in any of 6 forms",
+            "a right answer, as `answer` has it, earns no more than a wrong one in any of 7 forms",
             "it pays 1 for an answer tag, right or wrong",
         ],
     ),
@@ -391,6 +391,13 @@ def by_the_step(completions, answer, trainer_state, **columns):
 HEALTHY = {
     "letters in a box": (equal(lambda a: a[-2]), [f"Hence \\boxed{{{letter}}}" for letter in "ABCDAB"]),
     "names after hashes": (equal(lambda a: a.rpartition(" ")[2]), ["It is #### Paris", "It is #### Rome"]),
+    "a line at the end": (
+        lambda completions, answer, **c: [
+            float(re.findall(r"(?i)Answer\s*:\s*([^\n]+)", text)[-1:] == [a])
+            for text, a in zip(completions, answer, strict=True)
+        ],
+        [row["answer"] for row in ROWS],
+    ),
     "decimals": (last_in_tag, ["3.5", "12.25", "0.75"]),
     "None as a label": (equal(str), ["None", "search", "None", "add"]),
     "maybe as a label": (last_word, ["yes", "no", "maybe", "yes"]),
@@ -481,12 +488,13 @@ def test_conversations_are_asked_as_conversations():
 def test_without_right_answers_only_the_behaviour_is_judged():
     report = try_reward(lambda completions, **c: [len(t) / 100 for t in completions], [{"prompt": "Write a poem."}] * 3)
     assert report.right is None and report.findings == ()
+    assert "no column of right answers is known, so that only its behaviour was judged" in report.headline
 
 
 def test_the_form_of_ones_own_is_asked():
     form = "Final: {}."
     reward = paid(lambda text, answer, prompt, right: text == f"Final: {answer}.")
-    assert "in any of 6 forms; give yours" in says(try_reward(reward, ROWS), PROBLEM)
+    assert "in any of 7 forms; give yours" in says(try_reward(reward, ROWS), PROBLEM)
     report = try_reward(reward, ROWS, form=form)
     assert says(report, PROBLEM) == "" and report.right == 1
     boxes = paid(lambda text, answer, prompt, right: text == f"So \\boxed{{{answer}}}")
@@ -541,6 +549,11 @@ def test_a_function_that_always_fails_is_named_alone():
         and "nan" not in report.headline
     )
     assert len(report.problems) == 1 and report.right is None
+
+
+def test_answers_in_the_plural_are_right_answers():
+    rows = [{"prompt": row["prompt"], "answers": row["answer"]} for row in ROWS]
+    assert try_reward(lambda completions, answers, **c: careful(completions, answers), rows).right == 1
 
 
 def test_the_column_of_answers_is_found_where_the_first_row_has_none():

@@ -22,7 +22,10 @@ COLUMNS = {
     "completion": ("completion", "output", "response", "generation"),
     "reward": ("reward", "score", "rewards"),
     "advantage": ("advantage", "advantages"),
-    "answer": ("answer", "gts", "ground_truth", "solution", "target", "label"),
+    "answer": (
+        *("answer", "gts", "ground_truth", "solution", "target", "label"),
+        *("answers", "final_answer", "correct_answer", "expected_answer", "reference_answer"),
+    ),
     "tokens": ("tokens", "completion_tokens", "completion_len", "num_tokens"),
     "finish_reason": ("finish_reason", "stop_condition"),
     "step": ("step", "global_step"),

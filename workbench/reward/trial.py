@@ -35,6 +35,7 @@ FORMS = {  # of those that are paid alike the first counts; what takes a whole t
     "think and answer tags": "<think>\nLet me work it out.\n</think>\n<answer>{}</answer>",
     "a box": "Let me work it out. The answer is \\boxed{{}}.",
     "four hashes": "Let me work it out.\n#### {}",
+    "a last line": "Let me work it out.\nAnswer: {}",
     "a sentence": "The answer is {}.",
     "the bare answer": "{}",
 }
@@ -211,6 +212,8 @@ class TrialReport:
         says = f"{self.name}: {', '.join(words)}"
         if self.right is not None and self.wrong is not None:
             says += f"; in {self.form} a right answer earns {self.right:.3g} and a wrong one {self.wrong:.3g}"
+        else:
+            says += "" if self.form else "; no column of right answers is known, so that only its behaviour was judged"
         return f"{says}. {self.asked} completions, {1000 * self.seconds:.3g} ms each, called in {self.convention}."
 
     def table(self):
@@ -273,7 +276,7 @@ def try_reward(
             or with one completion and one answer.
         data: rows with `prompt` and the answer: a list, a data set, a DataFrame, or a JSON-lines or parquet file.
         answer: the column of the right answer; None looks for `answer`, `solution`, `ground_truth` and the like.
-        form: how your completions state an answer, with `{}` for it; None takes the one of six forms that is paid best.
+        form: how your completions state an answer, with `{}` for it; None takes the one of seven forms that is paid best.
         rows: how many of the prompts are asked; each takes about 50 completions. Above 1 s for a completion 2 are asked.
 
     Raises:
