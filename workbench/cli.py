@@ -641,9 +641,11 @@ def _reward(args) -> int:
     from .reward.call import load_function  # after the trial's own imports, which a user's folder is not to answer
     from .reward.trial import try_reward
 
+    # A shell passes `\n` as two characters; LaTeX has commands that begin with them.
+    form = args.form and re.sub(r"\\n(?!abla|eq\b|earrow|exists|ewline|ot(?:in)?\b|u\b)", "\n", args.form)
     with contextlib.redirect_stdout(sys.stderr):  # what the function prints is no part of the report
         function = load_function(args.function)
-        report = try_reward(function, args.data, answer=args.answer, form=args.form, rows=args.rows)
+        report = try_reward(function, args.data, answer=args.answer, form=form, rows=args.rows)
     print(json.dumps(jsonable(report.as_json())) if args.json else report)
     return int(bool(report.problems))
 

@@ -577,6 +577,21 @@ def test_what_the_function_prints_is_no_part_of_the_report(capsys, tmp_path):
     assert json.loads(out)["name"] == "zero" and "asked" in err
 
 
+def test_a_form_from_a_shell_has_line_breaks_and_latex(capsys, tmp_path):
+    (tmp_path / "train.jsonl").write_text("".join(json.dumps(row) + "\n" for row in ROWS))
+    form = "<answer>\\nan {} \\nabla\\n</answer>"
+    rewards = tmp_path / "rewards_in_lines.py"
+    rewards.write_text(
+        "def lines(completions, answer, **columns):\n"
+        "    form = '<answer>\\nan {} \\\\nabla\\n</answer>'\n"
+        "    return [float(text == form.format(a)) for text, a in zip(completions, answer)]\n"
+    )
+    code, out, _ = call(
+        capsys, "reward", f"{rewards}:lines", "--data", tmp_path / "train.jsonl", "--form", form, "--json"
+    )
+    assert code == 0 and json.loads(out)["right"] == 1
+
+
 def test_a_users_file_replaces_no_library(tmp_path):
     (tmp_path / "json.py").write_text("def reward(completions, **columns):\n    return [0.0]\n")
     reward = load_function(f"{tmp_path / 'json.py'}:reward")
