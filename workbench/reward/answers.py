@@ -133,18 +133,18 @@ def is_right(text: str, answer: Any) -> bool:
     right = wanted(answer)
     if final_answer(text) in right or plain(text) in right:
         return True
-    return marked_answer(text) is None and any(_ends_with(plain(text), each) for each in right)
+    return marked_answer(text) is None and any(_behind_answer(plain(text), each) for each in right)
 
 
-def _ends_with(text: str, answer: str) -> bool:
-    """True where words, a letter or a formula end a text or stand behind its last `answer`; of numbers the last counts."""
-    if _NUMBER.fullmatch(answer):
+def _behind_answer(text: str, answer: str) -> bool:
+    """True where words, a letter or a formula stand behind the last `answer` of a text; of numbers the last one counts.
+
+    Words that only end a text are none: it may end with any word of its question.
+    """
+    if _NUMBER.fullmatch(answer) or "answer" not in text:
         return False
-    said = rf"{re.escape(answer)}(?!\w)"
-    behind = text.rpartition("answer")[2] if "answer" in text else ""
-    if re.match(rf"(?: is)?[\s:(\[\"'`*]*{said}", behind):
-        return True
-    return bool(re.search(rf"(?<!\w)(?<! or )(?<!\bnot ){said}[\s.!)\]\"'`*]*$", text))
+    said = rf"(?: is)?[\s:(\[\"'`*]*{re.escape(answer)}(?!\w)(?! or )"
+    return bool(re.match(said, text.rpartition("answer")[2]))
 
 
 def contains_answer(text: str, answer: Any) -> bool:
