@@ -236,7 +236,7 @@ def test_a_series_that_is_no_number_in_some_steps_is_named(tmp_path, suffix, nam
     assert finding.says.startswith(f"{said} is no finite number in {steps}")
 
 
-def test_a_function_that_scores_no_row_is_a_note_whatever_its_name(tmp_path):
+def test_a_function_that_scores_no_row_is_a_note(tmp_path):
     lines = [{"step": n, "reward": 0.1 * n, "rewards/task/mean": 0.5 if n % 3 else float("nan")} for n in range(1, 13)]
     path = tmp_path / "log.jsonl"
     path.write_text("".join(json.dumps(line) + "\n" for line in lines))

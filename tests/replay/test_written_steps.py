@@ -207,7 +207,7 @@ def test_rewards_that_are_not_known_cannot_be_told(changed):
     assert report.first is None and report["advantages"].verdict == "cannot tell"
 
 
-def test_half_precision_hides_no_loss_that_was_computed_in_float32(changed):
+def test_half_precision_hides_no_loss_computed_in_float32(changed):
     def without_kl(step):
         step |= {"dtype": "bfloat16"}
         step["settings"]["beta"] = 0.0

@@ -556,7 +556,7 @@ def test_answers_in_the_plural_are_right_answers():
     assert try_reward(lambda completions, answers, **c: careful(completions, answers), rows).right == 1
 
 
-def test_the_column_of_answers_is_found_where_the_first_row_has_none():
+def test_the_column_of_answers_is_found_behind_an_empty_row():
     assert try_reward(careful, [{"prompt": "p"}, *ROWS]).right == 1
 
 

@@ -82,7 +82,7 @@ def test_a_fault_is_found_at_its_stage(name, tmp_path):
     assert first is not None and first.name == stage and cause in first.cause, first
 
 
-def test_advantages_as_small_as_the_rounding_of_a_kl_are_not_known(tmp_path):
+def test_advantages_below_the_rounding_of_a_kl_are_not_known(tmp_path):
     stage = check_step(make(tmp_path, cls=NegatedAdvantages, beta=0.05, **SMALL))["advantages"]
     assert stage.verdict == "cannot tell" and "as small as what bfloat16 can make of the KL" in stage.cause, stage
 
