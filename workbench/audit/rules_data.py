@@ -74,10 +74,11 @@ def log_damage(log: Log) -> Finding:
         advice = "Compute one loss by hand in fp32; lower the learning rate, or train in bf16 or fp32."
         return _damaged(log, PROBLEM, "not-finite", says, advice)
     broken = [d for d in broken if d not in never]
-    if len(back):
-        wrong = [f"{twice} steps are in the log twice; the audit uses the last line of each"] * bool(twice)
-    else:
-        wrong = [f"{twice} of {len(each)} steps have several lines; the audit uses their means"] * bool(twice)
+    wrong = []
+    if twice and len(back):
+        wrong.append(f"{twice} steps are in the log twice; the audit uses the last line of each")
+    elif twice:
+        wrong.append(f"{twice} of {len(each)} steps have several lines; the audit uses their means")
     wrong += [f"steps are out of order at {len(back)} places"] * bool(len(back))
     wrong += [f"steps are missing after {', '.join(map(str, gaps[:5]))}"] * bool(gaps) + broken
     if not wrong and never:

@@ -16,7 +16,7 @@ _PARTS = f"Log the mean of each of several reward functions over {LEAST} steps o
 _FAILING = 0.1  # share of calls
 _CLOSED = re.compile(r"</(\w+)>")
 _SOME = 100  # completions
-_ADDS_UP = 1e-3  # of the range of the reward
+_ADDS_UP = 1e-3  # share of the range of the reward that parts may miss it by and still add up to it
 FORM_ONLY = "form-only"  # cause of reward-parts
 # Words in the names of reward functions that score the answer, and of those that score its form whatever else is in the name.
 _OF_ANSWER = re.compile(

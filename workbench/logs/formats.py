@@ -29,7 +29,7 @@ SUMMARY = "wandb-summary.json"
 _KIND_NAMES = ["type", "kind", "split", "mode", "phase", "stage", "event"]
 _OTHER_KINDS = ["eval", "evaluation", "evaluate", "val", "valid", "validation", "test", "sample", "samples"]
 _NEVER_OPENED = (b"\x80\x02", b"\x80\x03", b"\x80\x04", b"\x80\x05", b"PK")  # pickles, archives
-# A column of texts in rows that are completions with their rewards; and what a line of a training has beside them.
+# A column of texts in rows that are completions with their rewards; and what a line of a training has and these lack.
 _TEXTS = {"completion", "output", "response", "generation"}
 _OF_A_STEP = {"loss", "grad_norm", "learning_rate", "kl", "entropy", "mean_length"}
 _MOST_RUNS = 50  # that a column parts which has no name of `RUN_NAMES`: more are words of the task
@@ -141,10 +141,10 @@ def _one_line_a_step(found: Found, numbers: pd.Series) -> Found | None:
     }
     joined.attrs |= table.attrs | ({"rows": Lost(lost)} if "rows" in table.attrs else {})
     left_out = len(numbers) - len(part)
-    notes = [f"{left_out} lines of evaluations or samples are left out: they are no steps of a training"] * bool(
-        left_out
-    )
-    return found._replace(table=joined, notes=[*found.notes, *notes])
+    notes = list(found.notes)
+    if left_out:
+        notes.append(f"{left_out} lines of evaluations or samples are left out: they are no steps of a training")
+    return found._replace(table=joined, notes=notes)
 
 
 def _words(columns: list, values: tuple) -> str:

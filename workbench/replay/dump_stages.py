@@ -19,7 +19,7 @@ from .stages import SAME, TOLERANCES, places
 
 _CLOSE = 1e-3  # of advantages, relative to their size
 _CLOSE_HALF = 2.0**-7  # where they are in bfloat16: one rounding of the difference, one of the quotient
-_BLIND = 0.1  # of the differences of rewards, beyond which their rounding in float32 hides a fault
+_BLIND = 0.1  # share of the differences of rewards: where float32 rounds them by more, a fault could hide in it
 _SMALLEST = 1e-6  # that is added to a standard deviation
 Formula = Callable[[np.ndarray], np.ndarray]  # of the rewards of a group, (G,) to (G,)
 

@@ -33,7 +33,13 @@ _KINDS = ("GRPO", "RLOO")
 _NEEDED: dict[str, tuple[str, ...]] = {"GRPO": ("num_generations", "gradient_accumulation_steps")}  # settings
 _NEEDED |= {"RLOO": (*_NEEDED["GRPO"], "beta")}
 _DEFAULTS = {"scale_rewards": "group", "reward_weights": None, "reward_clip_range": None, "normalize_advantages": False}
-_OF_TOKENS = ("mask", "logps", "old_logps", "ref_logps", "entropies")  # of a row of the loss
+_OF_TOKENS = (
+    "mask",
+    "logps",
+    "old_logps",
+    "ref_logps",
+    "entropies",
+)  # the arrays of a row of the loss that have a number a token
 _ARRAYS = ("own", "mask", "old_logps", "ref_logps", "sampled_logps", "correction")  # of a sampled row
 # Settings that are text and no path, host or credential; numbers and flags are all kept.
 _TEXTS: tuple[str, ...] = (

@@ -420,7 +420,7 @@ def _numbers(table, name: str) -> np.ndarray:
     try:
         return values.to_numpy(float)
     except (TypeError, ValueError):
-        if name == "advantage" and "reward" in table:  # of each token, perhaps
+        if name == "advantage" and "reward" in table:  # it may be a list, of each token; the reward is there
             return np.full(len(table), np.nan)
         odd = next(value for value in values if not _is_number(value))
         says = f"`{name}` has {one_line(repr(odd))[:80]}; expected a number for each completion"

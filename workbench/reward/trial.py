@@ -436,7 +436,7 @@ class _Trial:
             return np.array([number(value) for value in self.asked([self._wrapped(t) for t in texts], own)], float)
         except SystemExit as error:
             raise ParameterError("it ends the process (SystemExit)") from error
-        except KeyboardInterrupt:  # of a function that does not come back
+        except KeyboardInterrupt:  # a function that does not return is ended so
             print(f"{self.asked.name} was being asked about {_shown(texts[0])}", file=sys.stderr)
             raise
         finally:

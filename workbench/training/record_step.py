@@ -51,9 +51,8 @@ class StepRecord:
     judged_otherwise: dict[str, set[int]] = field(default_factory=dict)
     # A reward model, the tables (N, L) that it took, and its rewards, of each call.
     judged: list[tuple[Any, Mapping[str, torch.Tensor], list[float]]] = field(default_factory=list)
-    texts: list[tuple] = field(
-        default_factory=list
-    )  # prompt and completion of each row, as the reward functions get them
+    # Prompt and completion of each row, as the reward functions get them.
+    texts: list[tuple] = field(default_factory=list)
     seeding: set[str] = field(default_factory=set)  # reward functions that set torch's seed
     drawn_from: str = ""  # the state of torch's generators at the first call of the policy's `generate`, hashed
     outputs: list[Mapping[str, Any]] = field(default_factory=list)  # of each generation, as the loss will get it
