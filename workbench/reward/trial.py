@@ -30,7 +30,9 @@ _SLOW = 1.0  # seconds for a completion
 _ROWS_IF_SLOW = 2
 _LITTLE = 0.05  # the share of the gap between a right and a wrong answer that is ignored
 _SHOWN = 90  # characters of a completion
-FORMS = {  # of those that are paid alike the first counts; what takes a whole text without tags for the answer pays for both
+# If several forms are paid alike, the first one counts: a function that takes a text without tags for the answer, as many do,
+# pays for a bare answer and for one in tags.
+FORMS = {
     "an answer tag": "<answer>{}</answer>",
     "think and answer tags": "<think>\nLet me work it out.\n</think>\n<answer>{}</answer>",
     "a box": "Let me work it out. The answer is \\boxed{{}}.",
