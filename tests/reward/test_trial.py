@@ -5,7 +5,9 @@ import itertools
 import json
 import random
 import re
+import signal
 import sys
+import time
 
 import numpy as np
 import pandas as pd
@@ -14,7 +16,7 @@ from conftest import call
 
 from workbench.errors import ParameterError
 from workbench.reward import try_reward
-from workbench.reward.call import load_function
+from workbench.reward.call import load_function, time_limit
 from workbench.reward.trial import NOTE, PROBLEM, WARNING
 
 ROWS = [
@@ -611,3 +613,37 @@ def test_a_users_file_replaces_no_library(tmp_path):
 def test_a_place_without_a_function_is_refused(place, message):
     with pytest.raises(ParameterError, match=message):
         load_function(place)
+
+
+def _ends_never(completion, answer):
+    if completion.startswith("lorem"):  # of shorter texts the pattern takes as long as the processor lets it
+        return float(bool(re.match(r"(\s*\w+\s*)+:$", completion)))
+    return float(completion.endswith(f" {answer}."))
+
+
+def _swallows(completion, answer):
+    try:
+        return _ends_never(completion, answer)
+    except BaseException:
+        return 0.0
+
+
+@pytest.mark.parametrize("function", [_ends_never, _swallows])
+def test_a_regex_that_never_ends_is_named(function, monkeypatch):
+    monkeypatch.setattr("workbench.reward.trial._PATIENCE", 0.5)
+    before = signal.getsignal(signal.SIGALRM)
+    report = try_reward(function, ROWS)
+    (finding,) = [found for found in report.findings if "had not returned" in found.says]
+    assert finding.severity == "problem"
+    assert finding.example.startswith("'lorem ipsum")
+    assert signal.getsignal(signal.SIGALRM) is before and not any(signal.getitimer(signal.ITIMER_REAL))
+
+
+def test_a_limit_of_time_leaves_others_alarms_alone():
+    signal.setitimer(signal.ITIMER_REAL, 1000)
+    try:
+        with time_limit(0.01):
+            time.sleep(0.05)
+        assert signal.getitimer(signal.ITIMER_REAL)[0] > 900
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)

@@ -8,6 +8,7 @@ import importlib
 import importlib.util
 import inspect
 import math
+import signal
 import sys
 import threading
 import types
@@ -45,6 +46,46 @@ def name_of(function: Any) -> str:
     while isinstance(function, functools.partial) and not hasattr(function, "__name__"):
         function = function.func
     return getattr(function, "__name__", type(function).__name__)
+
+
+class NoAnswer(BaseException):
+    """A function had not returned when its time was over; no Exception, as many rewards answer 0.0 after any of these."""
+
+
+@contextlib.contextmanager
+def time_limit(seconds: float) -> Iterator[None]:
+    """End what runs in the block after so many seconds, such as a regular expression that goes through all ways to match.
+
+    There is no limit outside of the main thread, without SIGALRM (Windows), or while somebody else's alarm is set.
+
+    Raises:
+        NoAnswer: the time was over, also if the block caught what was raised in it.
+    """
+    alarm = getattr(signal, "SIGALRM", None)
+    if (
+        alarm is None
+        or threading.current_thread() is not threading.main_thread()
+        or any(signal.getitimer(signal.ITIMER_REAL))
+    ):
+        yield
+        return
+    over = False
+
+    def end(*_: Any) -> None:
+        nonlocal over
+        over = True
+        raise NoAnswer
+
+    before = signal.signal(alarm, end)
+    # Again after as long: a block that catches what is raised here may go on with the next completion.
+    signal.setitimer(signal.ITIMER_REAL, seconds, seconds)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(alarm, before)
+    if over:
+        raise NoAnswer
 
 
 def text_of(completion: Any) -> str:

@@ -21,13 +21,14 @@ from ..runs.files import json_lines
 from ..runs.secrets import hide_tokens
 from ..runs.text import one_line, printable
 from .answers import contains_answer, plain, stated, undressed, wanted
-from .call import TRL, Asked, number, text_of
+from .call import TRL, Asked, NoAnswer, number, text_of, time_limit
 
 SEVERITIES = PROBLEM, WARNING, NOTE = "problem", "warning", "note"
 RIGHT, WRONG, MORE = "right", "wrong", "more"
 _MOST_ROWS = 20
 _SLOW = 1.0  # seconds for a completion
 _ROWS_IF_SLOW = 2
+_PATIENCE = 60.0  # seconds for a call, and ten times what so many completions took before
 _LITTLE = 0.05  # the share of the gap between a right and a wrong answer that is ignored
 _SHOWN = 90  # characters of a completion
 # If several forms are paid alike, the first one counts: a function that takes a text without tags for the answer, as many do,
@@ -382,13 +383,17 @@ class _Trial:
         self._hurry()
         right = wrong = None
         form = ""
-        if self.asked.answer is None:
-            self._behaviour(form)
-        else:
-            rights, wrongs = self._answers()
-            form, right, wrong = self._forms(rights, wrongs)
-            self._behaviour(form)
-            self._cases(form, rights, wrongs, right, wrong)
+        try:
+            if self.asked.answer is None:
+                self._behaviour(form)
+            else:
+                rights, wrongs = self._answers()
+                form, right, wrong = self._forms(rights, wrongs)
+                self._behaviour(form)
+                self._cases(form, rights, wrongs, right, wrong)
+        except NoAnswer as error:
+            says = f"it had not returned after {_PATIENCE:.0f} s: a training would stand still at this completion"
+            self._add(PROBLEM, f"{says}. No question after it was asked", _shown(str(error)))
         self._nones()
         for says, (kinds, text) in self.errors.items():
             self._add(PROBLEM, f"{says}, for {_several(kinds)}", _shown(text))
@@ -431,11 +436,23 @@ class _Trial:
             return np.array(values, float)
 
     def _ask(self, texts: Sequence[str], rows: Sequence[dict]) -> np.ndarray:
+        try:
+            return self._ask_once(texts, rows)
+        except NoAnswer:
+            if len(texts) == 1:
+                raise NoAnswer(texts[0]) from None
+        return np.concatenate([self._ask([text], [row]) for text, row in zip(texts, rows, strict=True)])
+
+    def _ask_once(self, texts: Sequence[str], rows: Sequence[dict]) -> np.ndarray:
+        # The first call may load a model.
+        limit = _PATIENCE + 10 * len(texts) * self.seconds / self.count if self.count else None
         self.count += len(texts)
         own = [self._own(row) for row in rows]
         start = time.perf_counter()
         try:
-            return np.array([number(value) for value in self.asked([self._wrapped(t) for t in texts], own)], float)
+            with time_limit(limit) if limit else contextlib.nullcontext():
+                answer = self.asked([self._wrapped(t) for t in texts], own)
+            return np.array([number(value) for value in answer], float)
         except SystemExit as error:
             raise ParameterError("it ends the process (SystemExit)") from error
         except KeyboardInterrupt:  # a function that does not return is ended so
