@@ -179,6 +179,7 @@ def steps_with_options() -> list[dict[str, Any]]:
             for estimator in ("k1", "k2", "k1+", "k3+")
         ),
         kl("kl weighted with the ratio", losses=(*CLIPPED, "sapo"), seed=21, settings=scaled),
+        kl("kl next to weights of tokens", seed=35, settings={"beta": 0.3, mode: "token_truncate"}, sampler=True),
         sampler("weights of tokens truncated", seed=22, settings={mode: "token_truncate"}),
         sampler("weights of tokens masked", seed=23, settings={mode: "token_mask"}),
         sampler(

@@ -93,13 +93,13 @@ def test_pytest_gets_one_test_for_each_case(pytester):
     plugin = ["-p", "workbench.pytest_plugin"]
     options = ["--conform", "my_loss:policy_loss", "--conform-as"]
     healthy = pytester.runpytest_inprocess(*plugin, *options, "dapo", "-rs")
-    healthy.assert_outcomes(passed=19, skipped=20)
+    healthy.assert_outcomes(passed=19, skipped=21)
     healthy.stdout.fnmatch_lines(["*kl: no parameter beta*"])
     other = pytester.runpytest_inprocess(*plugin, *options, "grpo", "-k", "four or mine")
-    other.assert_outcomes(passed=2, deselected=37, warnings=1)
+    other.assert_outcomes(passed=2, deselected=38, warnings=1)
     other.stdout.fnmatch_lines(["*other by choice: four rows: *loss_type='dapo'*"])
     wrong = pytester.runpytest_inprocess(*plugin, "--conform", "my_loss:without_clip", "--conform-as", "dapo")
-    wrong.assert_outcomes(passed=7, failed=12, skipped=20)
+    wrong.assert_outcomes(passed=7, failed=12, skipped=21)
     wrong.stdout.fnmatch_lines(["FAILED my_loss:without_clip as dapo::four rows*"])
     refused = pytester.runpytest_inprocess(*plugin, "--conform", "my_loss:policy_loss")
     assert refused.ret == pytest.ExitCode.USAGE_ERROR

@@ -323,7 +323,7 @@ def test_what_a_function_does_not_offer_is_no_fault():
     ],
 )
 def test_an_adapter_that_fits_no_case_is_refused(function, says):
-    with pytest.raises(ParameterError, match=r"none of the 38 cases of dapo has an answer: ") as error:
+    with pytest.raises(ParameterError, match=r"none of the 39 cases of dapo has an answer: ") as error:
         conform_report(function, "dapo")
     assert says in str(error.value)
 
