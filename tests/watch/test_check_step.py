@@ -809,6 +809,22 @@ def test_deviations_of_groups_are_none_of_all_rewards(cls, tmp_path):
     assert "reward_std" in metrics.cause, metrics
 
 
+class LengthsOfColumns(trl.GRPOTrainer):
+    def _generate_and_score_completions(self, inputs):
+        output = super()._generate_and_score_completions(inputs)
+        width = float(output["completion_ids"].shape[1] + 1)  # of a batch, with its padding
+        for name in ("mean_length", "min_length"):
+            self._metrics["train"][f"completions/{name}"][-1] = width
+        return output
+
+
+@pytest.mark.parametrize("cls", [LengthsOfColumns, trl.GRPOTrainer, trl.RLOOTrainer])
+def test_a_logged_length_is_that_of_the_completions(cls, tmp_path):
+    metrics = check_step(make(tmp_path, cls=cls))["metrics"]
+    assert (metrics.verdict == "different") == (cls is LengthsOfColumns), metrics
+    assert "completions/mean_length" in metrics.cause, metrics
+
+
 class KlTimesBeta(trl.GRPOTrainer):
     def _compute_loss(self, model, inputs):
         loss = super()._compute_loss(model, inputs)

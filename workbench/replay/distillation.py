@@ -11,7 +11,7 @@ import numpy as np
 
 from .grpo_math import Row
 from .report import Stage
-from .stages import of_logged
+from .stages import logged_lengths, of_logged
 from .step import Step
 
 
@@ -46,9 +46,7 @@ def divergence(student: np.ndarray, teacher: np.ndarray, beta: float) -> tuple[R
 
 def check_distilled_metrics(step: Step, entropies: Mapping[str, float]) -> Stage:
     """Compare the logged lengths, the share of truncated completions and the entropy with those of the rows."""
-    expected = dict(entropies)
-    lengths = [float(row.own.sum()) for row in step.rows]
-    expected |= {"completions/mean_length": float(np.mean(lengths)), "completions/max_length": max(lengths)}
+    expected = entropies | logged_lengths(step)
     if all(row.ended is not None for row in step.rows):
         expected["completions/clipped_ratio"] = float(np.mean([not row.ended for row in step.rows]))
     return of_logged(step.metrics, expected)

@@ -560,9 +560,18 @@ def _logged_of_generation(step: Step) -> tuple[dict[str, float], dict[str, float
         if ((~np.isnan(groups)).sum(axis=1) > 1).all():  # one value has no standard deviation
             low, high = _share_without_std(groups, off.reshape(groups.shape))
             expected["frac_reward_zero_std"] = float(np.clip(step.metrics.get("frac_reward_zero_std", low), low, high))
-    if all(row.ended is not None for row in step.rows):
+    if step.rows and all(row.ended is not None for row in step.rows):
         expected["completions/clipped_ratio"] = float(np.mean([not row.ended for row in step.rows]))
+        if all(row.own.all() for row in step.rows):
+            expected |= logged_lengths(step)
     return expected, roundings
+
+
+def logged_lengths(step: Step) -> dict[str, float]:
+    """The mean, least and largest number of tokens that the policy wrote in a completion, by the names of the log."""
+    lengths = [float(row.own.sum()) for row in step.rows]
+    found = {"mean": float(np.mean(lengths)), "min": min(lengths), "max": max(lengths)}
+    return {f"completions/{name}_length": value for name, value in found.items()}
 
 
 def _logged_of_loss(step: Step, loss: Loss | None) -> dict[str, float]:
