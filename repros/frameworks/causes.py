@@ -27,6 +27,7 @@ class Cause:
 
 NAN = ("nan behind*", "a log-prob of the sampler missing")
 MISSING = ("*: one reward *", "*: a group of nan", "*: None for some")
+WEIGHTS = ("weights *", "kl next to weights *")
 GSPO_TOKEN = "the form GSPO-token, in which a token's weight acts on its own gradient alone"
 CAUSES = (
     Cause("trl", "no guard", "grpo_trainer.py:3016: a weight that is NaN becomes 0", NAN, ("vespo",)),
@@ -55,7 +56,7 @@ CAUSES = (
     Cause("verl", "no guard", "core_algos.py:1175: over 0 tokens; its gradient is 0", ("all rows left out",)),
     Cause("verl", "no guard", "core_algos.py:1182, 1196, rollout_corr_helper.py:592: times the mask", NAN),
     Cause("verl", "no guard", "core_algos.py:320, 625: the mean of a group with a NaN", MISSING),
-    Cause("verl", "own formula", f"core_algos.py:1589: {GSPO_TOKEN}", ("weights *",), ("gspo",)),
+    Cause("verl", "own formula", f"core_algos.py:1589: {GSPO_TOKEN}", WEIGHTS, ("gspo",)),
     Cause(
         "verl",
         "own formula",
@@ -88,13 +89,13 @@ CAUSES = (
     ),
     Cause("skyrl", "no guard", "ppo_utils.py:1092: the loss times the mask", NAN),
     Cause("skyrl", "no guard", "ppo_utils.py:1240, 1325: the mean of a group with a NaN", MISSING),
+    Cause("skyrl", "own formula", f"ppo_utils.py:706: {GSPO_TOKEN}", WEIGHTS, ("gspo",)),
     Cause(
         "skyrl",
         "own formula",
         "worker.py:977: the KL term is a mean over rows, also where the loss is one over tokens",
         ("kl*",),
     ),
-    Cause("skyrl", "own formula", f"ppo_utils.py:706: {GSPO_TOKEN}", ("weights *",), ("gspo",)),
     Cause("areal", "no guard", "functional.py:509: `where` after `exp`: the value is right, the gradient NaN", NAN[:1]),
     Cause("areal", "no guard", "data.py:1553: the mean of a group with a NaN", MISSING),
     Cause(
@@ -103,6 +104,12 @@ CAUSES = (
         "functional.py:495: a token that is left out has no part in the row's ratio either",
         ("weights *",),
         ("gspo",),
+    ),
+    Cause(
+        "areal",
+        "own formula",
+        "data.py:1456: the deviation of the batch is that around the mean of each group",
+        ("*: scale batch",),
     ),
     Cause("areal", "own formula", "functional.py:623: SAPO as a mean over the tokens of the step", ("*",), ("sapo",)),
     Cause("ms_swift", "no guard", "grpo_trainer.py:1129: over 0 tokens", ("all rows left out",)),
@@ -124,6 +131,12 @@ CAUSES = (
     ),
     Cause(
         "ms_swift", "own formula", "grpo_trainer.py:1080: rows off policy leave the divisor too", ("rows off policy",)
+    ),
+    Cause(
+        "ms_swift",
+        "own formula",
+        "grpo_trainer.py:1064, 1067: the sampler's weight multiplies the KL term too",
+        ("kl next to weights *",),
     ),
     Cause("ms_swift", "own formula", "advantage.py:89, 93: 1e-8 is added", ("gdpo: *",)),
 )
