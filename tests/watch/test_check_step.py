@@ -3,6 +3,7 @@
 import asyncio
 import dataclasses
 import functools
+import json
 import sys
 from types import SimpleNamespace
 from typing import ClassVar
@@ -13,7 +14,7 @@ import pytest
 import torch
 import trl
 from configuration_models import not_images, pictures, seeing
-from conftest import daily
+from conftest import daily, in_two_processes
 from datasets import Dataset
 from peft import LoraConfig, get_peft_model
 from step_cases import (
@@ -917,3 +918,24 @@ def test_a_step_that_needs_the_scheduler_says_how_to_make_it(tmp_path):
         check_step(trainer)
     trainer.create_optimizer_and_scheduler(4)
     assert check_step(trainer).first is None
+
+
+FAULTS_OF_SEVERAL = {  # processes -> where each lies
+    "own tokens": "loss",
+    "one seed": "sampling",
+    "other baseline": "advantages",
+    "other mean": "metrics",
+    "other rank": "rewards",
+}
+
+
+@pytest.mark.slow
+def test_each_of_two_processes_checks_its_own_rows(tmp_path):
+    in_two_processes("steps_in_two_processes.py", tmp_path)
+    for rank in (0, 1):
+        found = json.loads((tmp_path / f"rank-{rank}.json").read_text())
+        for name, stages in found.items():
+            different = [stage for stage, (verdict, _) in stages.items() if verdict == "different"]
+            unknown = [stage for stage, (verdict, _) in stages.items() if verdict == "cannot tell"]
+            assert different[:1] == [FAULTS_OF_SEVERAL[name]] if name in FAULTS_OF_SEVERAL else not different, stages
+            assert unknown == (["advantages"] if name == "RLOO, normalized" else []), stages

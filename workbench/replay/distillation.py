@@ -46,7 +46,7 @@ def divergence(student: np.ndarray, teacher: np.ndarray, beta: float) -> tuple[R
 
 def check_distilled_metrics(step: Step, entropies: Mapping[str, float]) -> Stage:
     """Compare the logged lengths, the share of truncated completions and the entropy with those of the rows."""
-    expected = entropies | logged_lengths(step)
+    expected = dict(entropies) | logged_lengths(step)
     if all(row.ended is not None for row in step.rows):
         expected["completions/clipped_ratio"] = float(np.mean([not row.ended for row in step.rows]))
     return of_logged(step.metrics, expected)

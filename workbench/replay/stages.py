@@ -218,12 +218,8 @@ def check_rewards(step: Step) -> Stage:
         if mixed := [g for g, group in enumerate(groups) if any(prompt != group[0] for prompt in group)]:
             cause = f"groups {mixed[:5]} hold several prompts: rewards are compared across prompts"
             return Stage("rewards", "different", cause, where=f"{len(mixed)} groups")
-    if step.returned is None or step.processes > 1:
-        why = (
-            "several processes score"
-            if step.processes > 1
-            else "the trainer does not call each function once for all rows"
-        )
+    if step.returned is None:
+        why = "the trainer does not call each function once for all rows"
         return Stage("rewards", "cannot tell", f"what each reward function returned is not known: {why}")
     if not step.rewards:
         return Stage("rewards", "cannot tell", "no rewards of this step were taken down")
@@ -232,7 +228,9 @@ def check_rewards(step: Step) -> Stage:
         unlike = sorted({row for rows in step.judged_otherwise.values() for row in rows})
         cause = f"the reward functions get other {what} than {len(unlike)} of {len(step.rows)} rows have"
         return Stage("rewards", "different", cause, where=places(unlike))
-    used = np.concatenate(step.rewards)
+    used = np.concatenate([_own_rows(step, table) for table in step.rewards])
+    if len(used) != len(step.returned):
+        return Stage("rewards", "cannot tell", "the rewards of this process's rows are not known")
     wrong = ~np.isclose(used, step.returned, rtol=1e-5, atol=1e-6, equal_nan=True)
     if not wrong.any():
         said = f"{used.shape[1]} functions, {len(used)} rows"
@@ -246,6 +244,12 @@ def check_rewards(step: Step) -> Stage:
         if np.allclose(np.roll(step.returned, shift, axis=0)[1:-1], used[1:-1], equal_nan=True):
             cause += f": each has that of the row {neighbour} it"
     return Stage("rewards", "different", cause, float(np.nanmax(np.abs(used - step.returned))), places(rows))
+
+
+def _own_rows(step: Step, table: np.ndarray) -> np.ndarray:
+    """The rows of this process, (N / processes, F), in the rewards of a generation as TRL gathers them, (N, F)."""
+    count = len(table) // step.processes
+    return table[step.rank * count : (step.rank + 1) * count]
 
 
 def _copies_with_other_rewards(step: Step, rewards: np.ndarray) -> list[int]:
@@ -270,7 +274,11 @@ def check_advantages(step: Step, kl: np.ndarray | None = None) -> Stage:
     Args:
         kl: (N,), of each row from the reference, which RLOO with `beta` takes off its reward; None: not known.
     """
-    if step.kind == "RLOO" and step.settings["beta"] and (kl is None or step.processes > 1):
+    alone = step.processes > 1 and _has_kl_in_rewards(step)  # the KL of other processes' rows is not known
+    if alone and step.settings["normalize_advantages"]:
+        cause = "advantages are normalized over all processes, and the KL in the rewards of the others is not known"
+        return Stage("advantages", "cannot tell", cause)
+    if _has_kl_in_rewards(step) and kl is None:
         return Stage("advantages", "cannot tell", "the KL penalty in the reward is not known here")
     if uneven := [len(table) for table in step.rewards if len(table) % step.num_generations]:
         cause = f"{uneven[0]} rows are no whole number of groups of {step.num_generations} (num_generations)"
@@ -284,7 +292,12 @@ def check_advantages(step: Step, kl: np.ndarray | None = None) -> Stage:
     expected, roundings, first = [], [], 0
     for table, own in zip(step.rewards, step.advantages, strict=True):
         kept = slice(step.rank * len(own), (step.rank + 1) * len(own))
-        # The KL is known in trainings of one process alone, so it has a number for each row of each table.
+        if alone:
+            table, kept = _own_rows(step, table), slice(None)
+            if len(table) % step.num_generations:
+                cause = "a group's rows are in several processes, and the KL in the rewards of the others is not known"
+                return Stage("advantages", "cannot tell", cause)
+        # It has a number for each row of each table.
         of_table = None if kl is None else kl[first : first + len(table)]
         first += len(table)
         expected.append(_advantages(step, table, of_table)[kept])
@@ -431,9 +444,11 @@ def _without_definition(step: Step) -> str:
 
 
 def _counted_tokens(step: Step, accumulation: int, window: int) -> list[float]:
-    """Tokens in the loss of each generation of an update, counted again; none where this process has only a part of them."""
-    if step.processes > 1 or len(step.advantages) != max(1, accumulation / window):
+    """Tokens in the loss of each generation of an update, counted again; none where other processes' tokens are not known."""
+    if len(step.advantages) != max(1, accumulation / window):
         return []
+    if step.processes > 1:
+        return list(step.tokens)
     tokens = np.array([row.mask.sum() for row in step.rows])
     return [float(part.sum()) for part in np.split(tokens, np.cumsum([len(a) for a in step.advantages])[:-1])]
 
@@ -522,14 +537,15 @@ def _has_more_digits(numbers: np.ndarray) -> bool:
 
 
 def check_metrics(step: Step, losses: Sequence[Loss | None]) -> Stage | None:
-    """Say whether what is logged of rewards, ends and loss is so; None where nothing is, or other processes have a part in it.
+    """Say whether what is logged of rewards, ends and loss is so, of several processes the rewards; None if nothing is known.
 
     `losses` are as `losses_of` gives them.
     """
-    if step.processes > 1 or not step.metrics:
+    if not step.metrics:
         return None
     expected, roundings = _logged_of_generation(step) if len(step.rewards) == 1 else ({}, {})
-    by_loss = _logged_of_loss(step, losses[-1] if losses else None)
+    # Other processes have a part in what a loss logs.
+    by_loss = _logged_of_loss(step, losses[-1] if losses else None) if step.processes == 1 else {}
     # TRL 1.12 takes the mean of entropies in the dtype of the weights, which rounds it.
     limits = {"entropy": tolerance_of(step).value}
     return of_logged(step.metrics, expected | by_loss, limits, roundings) if expected or by_loss else None
@@ -560,7 +576,7 @@ def _logged_of_generation(step: Step) -> tuple[dict[str, float], dict[str, float
         if ((~np.isnan(groups)).sum(axis=1) > 1).all():  # one value has no standard deviation
             low, high = _share_without_std(groups, off.reshape(groups.shape))
             expected["frac_reward_zero_std"] = float(np.clip(step.metrics.get("frac_reward_zero_std", low), low, high))
-    if step.rows and all(row.ended is not None for row in step.rows):
+    if step.processes == 1 and step.rows and all(row.ended is not None for row in step.rows):
         expected["completions/clipped_ratio"] = float(np.mean([not row.ended for row in step.rows]))
         if all(row.own.all() for row in step.rows):
             expected |= logged_lengths(step)

@@ -78,7 +78,7 @@ class Step:
     rows: list[SampledRow]
     prompts: list[Any]  # N, as the data set has them
     rewards: list[np.ndarray]  # of each generation (N of all processes, F)
-    returned: np.ndarray | None  # (N, F), what the functions returned; None: not known
+    returned: np.ndarray | None  # (N of this process, F), what the functions returned; None: not known
     advantages: list[np.ndarray]  # of each generation, of this process: (N,), or (N, T) where each token has its own
     micro_batches: list[MicroRows]
     turns: list[Turn] | None = None  # None: each row is one turn
@@ -92,6 +92,8 @@ class Step:
     judged_otherwise: Mapping[str, Sequence[int]] = field(default_factory=dict)
     # Of each micro-batch, what the auxiliary loss of a router adds to its loss; empty for a model without one.
     router_losses: Sequence[float] = ()
+    # In the loss of each generation, counted in all processes; empty where they were not.
+    tokens: Sequence[float] = ()
 
     @property
     def num_generations(self) -> int:

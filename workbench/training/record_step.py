@@ -14,6 +14,7 @@ from unittest import mock
 
 import numpy as np
 import torch
+from accelerate.utils import gather_object
 
 from ..errors import ParameterError, RunError
 from .engine import finish_reasons, hook, hook_requests, unhook
@@ -55,7 +56,9 @@ class StepRecord:
     texts: list[tuple] = field(default_factory=list)
     seeding: set[str] = field(default_factory=set)  # reward functions that set torch's seed
     drawn_from: str = ""  # the state of torch's generators at the first call of the policy's `generate`, hashed
+    drawn_alike: bool = False  # in another process it was the same
     outputs: list[Mapping[str, Any]] = field(default_factory=list)  # of each generation, as the loss will get it
+    tokens: list[float] = field(default_factory=list)  # in the loss of each generation, counted in all processes
     micro_batches: list[MicroBatch] = field(default_factory=list)
     metrics: dict[str, list[float]] = field(default_factory=dict)
     gradients: dict[str, torch.Tensor] = field(default_factory=dict)  # on their device, before clipping
@@ -143,7 +146,22 @@ def record_step(
                         ) from error
                     raise
         finish_update(trainer, record)
+        record.tokens = _tokens_of_all(trainer, record)
+        if trainer.accelerator.num_processes > 1:
+            states = gather_object([record.drawn_from])
+            record.drawn_alike = bool(record.drawn_from) and states.count(record.drawn_from) > 1
     return record
+
+
+def _tokens_of_all(trainer: Any, record: StepRecord) -> list[float]:
+    """Count the tokens in the loss of each generation together with the other processes, which all come here."""
+    counts = [loss_mask_of(output).sum().float() for output in record.outputs]
+    return [float(trainer.accelerator.reduce(count, "sum")) for count in counts]
+
+
+def loss_mask_of(output: Mapping[str, Any]) -> torch.Tensor:
+    """(R, T), 1 for the tokens of a generation's rows that the loss takes."""
+    return output["completion_mask"] * output["tool_mask"] if "tool_mask" in output else output["completion_mask"]
 
 
 def finish_update(trainer: Any, record: StepRecord) -> None:

@@ -13,7 +13,7 @@ from ..replay.grpo_math import LossRow
 from ..replay.stages import SETTING_STAGES, sampled_tokens
 from ..replay.step import MicroRows, SampledRow, Step, Turn, neutral_options, returned_rewards
 from .record_distillation import DistillationRecord, DivergenceCall
-from .record_step import MicroBatch, StepRecord
+from .record_step import MicroBatch, StepRecord, loss_mask_of
 from .rows import eos_ids, policy_of, tokenizer_of, trl_ends
 
 KINDS = {
@@ -57,6 +57,7 @@ def step_of(trainer: Any, kind: str, record: StepRecord) -> Step:
     if begun:  # a callback may have changed the trainer, which then does what it should
         settings |= {name: of_trainer for name, (_, of_trainer) in deviations.items()}
     rows = list(_sampled_rows(trainer, record))
+    own_counts = [len(table) // trainer.accelerator.num_processes for table in record.rewards]
     return Step(
         kind=kind,
         dtype="bfloat16" if args.bf16 else "float16" if args.fp16 else coarsest_dtype(policy_of(trainer)),
@@ -66,7 +67,7 @@ def step_of(trainer: Any, kind: str, record: StepRecord) -> Step:
         rows=rows,
         prompts=[row.get("prompt", row) for row in record.inputs],
         rewards=[table.double().numpy(force=True) for table in record.rewards],
-        returned=returned_rewards(record.scored, list(map(len, record.rewards)), len(trainer.reward_funcs)),
+        returned=returned_rewards(record.scored, own_counts, len(trainer.reward_funcs)),
         judged_otherwise=_judged_otherwise(trainer, record, rows),
         advantages=[output["advantages"].double().numpy(force=True) for output in outputs],
         micro_batches=_of_one_update(record, tokenizer_of(trainer).pad_token_id),
@@ -75,6 +76,7 @@ def step_of(trainer: Any, kind: str, record: StepRecord) -> Step:
         pad_token_id=tokenizer_of(trainer).pad_token_id,
         deviations=deviations,
         begun=begun,
+        tokens=record.tokens,
         reused=record.reused,
         router_losses=_router_losses(trainer, kind, record),
     )
@@ -272,6 +274,7 @@ def distillation_step_of(trainer: Any, record: DistillationRecord) -> Step:
         pad_token_id=pad,
         deviations=deviations,
         begun=begun,
+        tokens=record.tokens,
     )
 
 
@@ -368,8 +371,7 @@ def _generated(record: StepRecord) -> Iterator[tuple]:
 
 
 def _masks(output: Any) -> list[np.ndarray]:
-    mask = output["completion_mask"] * output["tool_mask"] if "tool_mask" in output else output["completion_mask"]
-    return [row.double().numpy(force=True) for row in mask]
+    return [row.double().numpy(force=True) for row in loss_mask_of(output)]
 
 
 def micro_rows(micro: MicroBatch, pad: int | None) -> MicroRows:

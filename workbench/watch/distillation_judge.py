@@ -62,8 +62,8 @@ class DistillationJudge(Judge):
     def _items(self) -> float:
         """Tokens in the loss of the whole update, over all processes."""
         micro_batches = self.step.micro_batches
-        if self.step.processes > 1 and micro_batches[0].items is not None:
-            return micro_batches[0].items
+        if self.step.processes > 1 and self.step.tokens:
+            return max(sum(self.step.tokens), 1.0)
         return max(sum(float(row.mask.sum()) for micro in micro_batches for row in micro.rows), 1.0)
 
     def _losses(self) -> list[Loss | None]:

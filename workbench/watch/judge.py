@@ -122,7 +122,11 @@ class Judge:
         return self._report(stages)
 
     def _seeded(self, sampling: Stage) -> Stage:
-        """The stage of sampling, with the reward functions that seed what transformers draws for the generations to come."""
+        """The stage of sampling, with what sets torch's seed, from which transformers draws: reward functions, or a script."""
+        if self.record.drawn_alike and len(self.step.rows) % self.step.num_generations:
+            cause = "the rows of a group are in several processes, which draw the same random numbers: they get copies"
+            cause += "; was a seed set after the trainer was made?"
+            return replace(sampling, verdict="different", cause=f"{cause}; {sampling.cause}")
         if not self.record.seeding or self.step.settings.get("use_vllm"):
             return sampling
         cause = f"{', '.join(sorted(self.record.seeding))} sets torch's seed: a fixed one makes each generation draw the same"

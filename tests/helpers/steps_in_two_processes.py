@@ -1,0 +1,108 @@
+"""`check_step` in two processes, of TRL's trainers and of faults that only several processes have; what torchrun starts.
+
+    torchrun --nproc_per_node 2 tests/helpers/steps_in_two_processes.py FOLDER
+
+Leaves FOLDER/rank-N.json: case -> stage -> verdict.
+"""
+
+import contextlib
+import io
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch
+import trl
+from step_cases import length, make
+
+from workbench.experiments.instruments.ppo_learning import preference_model
+from workbench.watch import check_step
+from workbench.watch.attach import StepCheck
+
+
+class OwnTokens(trl.GRPOTrainer):
+    """Divides by the tokens of its own process."""
+
+    def _generate_and_score_completions(self, inputs):
+        output = super()._generate_and_score_completions(inputs)
+        output["num_items_in_batch"] = output["completion_mask"].sum() * self.accelerator.num_processes + 1
+        return output
+
+
+class OtherRank(trl.GRPOTrainer):
+    """Takes the rewards of the other process's rows for its own."""
+
+    def _calculate_rewards(self, *args):
+        table = super()._calculate_rewards(*args)
+        return table.roll(len(table) // 2, 0)
+
+
+class OneSeed(trl.GRPOTrainer):
+    """Seeds each process alike, as a script does that calls `set_seed` behind the trainer."""
+
+    def _generate(self, prompts):
+        torch.manual_seed(7)
+        return super()._generate(prompts)
+
+
+class OtherBaseline(trl.RLOOTrainer):
+    """Takes the mean of the whole group off each reward, and not that of the others."""
+
+    def _generate_and_score_completions(self, inputs):
+        output = super()._generate_and_score_completions(inputs)
+        output["advantages"] *= (self.num_generations - 1) / self.num_generations
+        return output
+
+
+class OwnMean(trl.GRPOTrainer):
+    """Logs the mean reward of the first process alone."""
+
+    def _calculate_rewards(self, *args):
+        self.table = super()._calculate_rewards(*args)
+        return self.table
+
+    def _generate_and_score_completions(self, inputs):
+        output = super()._generate_and_score_completions(inputs)
+        self._metrics["train"]["reward"][-1] = self.table[: len(self.table) // 2].sum(1).mean().item()
+        return output
+
+
+SPREAD = {"per_device_train_batch_size": 2, "gradient_accumulation_steps": 3}
+CASES: dict[str, dict[str, Any]] = {
+    "DAPO": {},
+    "DAPO, masked": {"mask_truncated_completions": True, "beta": 0.1},
+    "two micro-batches": {"per_device_train_batch_size": 4, "gradient_accumulation_steps": 2},
+    "groups in both": SPREAD,
+    "a mean of rows": {"loss_type": "grpo"},
+    "RLOO": {"cls": trl.RLOOTrainer, "beta": 0.1},
+    "RLOO, normalized": {"cls": trl.RLOOTrainer, "beta": 0.1, "normalize_advantages": True},
+    "a reward model": {"funcs": (length, str(preference_model()))},
+    "own tokens": {"cls": OwnTokens},
+    "one seed": SPREAD | {"cls": OneSeed},
+    "other baseline": {"cls": OtherBaseline, "beta": 0.1},
+    "other mean": {"cls": OwnMean},
+    "other rank": {"cls": OtherRank},
+}
+
+
+def main(folder: str) -> None:
+    torch.set_num_threads(1)
+    found = {}
+    for name, case in CASES.items():
+        with contextlib.redirect_stderr(io.StringIO()):
+            report = check_step(make(Path(folder, name), **case))
+        found[name] = {stage.name: [stage.verdict, stage.cause] for stage in report.stages}
+    trainer = make(Path(folder, "training"), max_steps=2, disable_tqdm=True)
+    check = StepCheck(trainer, 1, tell=lambda line: None)
+    with contextlib.redirect_stdout(io.StringIO()):
+        trainer.train()
+    for number, report in check.reports.items():
+        found[f"step {number}"] = {stage.name: [stage.verdict, stage.cause] for stage in report.stages}
+    rank = torch.distributed.get_rank()
+    Path(folder, f"rank-{rank}.json").write_text(json.dumps(found))
+    torch.distributed.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
