@@ -14,6 +14,8 @@ from typing import Any
 
 import torch
 import trl
+from distillation_cases import TWO, MicroBatchMeans
+from distillation_cases import make as make_distillation
 from step_cases import length, make
 
 from workbench.experiments.instruments.ppo_learning import preference_model
@@ -78,6 +80,8 @@ CASES: dict[str, dict[str, Any]] = {
     "RLOO": {"cls": trl.RLOOTrainer, "beta": 0.1},
     "RLOO, normalized": {"cls": trl.RLOOTrainer, "beta": 0.1, "normalize_advantages": True},
     "a reward model": {"funcs": (length, str(preference_model()))},
+    "distillation": TWO | {"make": make_distillation},
+    "means of micro-batches": TWO | {"make": make_distillation, "cls": MicroBatchMeans},
     "own tokens": {"cls": OwnTokens},
     "one seed": SPREAD | {"cls": OneSeed},
     "other baseline": {"cls": OtherBaseline, "beta": 0.1},
@@ -91,7 +95,7 @@ def main(folder: str) -> None:
     found = {}
     for name, case in CASES.items():
         with contextlib.redirect_stderr(io.StringIO()):
-            report = check_step(make(Path(folder, name), **case))
+            report = check_step(case.pop("make", make)(Path(folder, name), **case))
         found[name] = {stage.name: [stage.verdict, stage.cause] for stage in report.stages}
     trainer = make(Path(folder, "training"), max_steps=2, disable_tqdm=True)
     check = StepCheck(trainer, 1, tell=lambda line: None)

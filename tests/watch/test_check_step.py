@@ -922,6 +922,7 @@ def test_a_step_that_needs_the_scheduler_says_how_to_make_it(tmp_path):
 
 FAULTS_OF_SEVERAL = {  # processes -> where each lies
     "own tokens": "loss",
+    "means of micro-batches": "loss",
     "one seed": "sampling",
     "other baseline": "advantages",
     "other mean": "metrics",
