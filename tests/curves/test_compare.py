@@ -1,3 +1,4 @@
+import dataclasses
 import re
 
 import numpy as np
@@ -181,3 +182,35 @@ def test_only_documented_runs_of_the_same_unit_get_a_verdict():
     assert table[["measured", "documented", "verdict"]].to_numpy().tolist() == expected
     with pytest.raises(ParameterError, match="tolerance=-1: expected more than 0"):
         documented_verdicts({"mine": [own]}, [w3ng], tolerance=-1)
+
+
+@pytest.mark.parametrize("n", [3, 8])
+def test_seeds_of_fewer_than_five_points_are_not_comparable(n):
+    """A mean over 40 steps is that of no fifth of 80: the same process was said to be different."""
+    coarse = [Curve(s.label, STEPS[39::40], s.y.reshape(-1, 40).mean(1), s.unit) for s in seeds(n)]
+    found = another_seed(MINE, coarse, tolerance=1)
+    assert str(found) == "not comparable: seed 0 has 2 points; 5 or more are needed"
+
+
+def test_a_log_of_steps_1_10_20_is_judged_over_its_own_steps():
+    steps = np.array([1, *range(10, 81, 10)])
+    same = another_seed(curve(rise(steps), steps=steps), [curve(rise(steps), steps=steps)], tolerance=1)
+    assert same.reason.endswith("over 80 steps")
+
+
+def test_a_tolerance_of_another_shape_and_a_wrong_level_are_refused():
+    with pytest.raises(ParameterError, match=r"tolerance of shape \(3,\): expected one number, or 5"):
+        another_seed(MINE, seeds(), tolerance=[1, 2, 3])
+    with pytest.raises(ParameterError, match="level=95: expected a share"):
+        another_seed(MINE, seeds(), tolerance=1, level=95)
+
+
+def test_each_group_is_judged_by_each_run_and_a_gap_is_named():
+    """Runs that came one by one were gone after the first group, and a gap was an error of a tolerance nobody gave."""
+    w3ng = load_baseline("w3ng-qwen2.5-1.5b-tldr-grpo")
+    points = [[x, None if n == 4 else y] for n, (x, y) in enumerate(w3ng.curves["reward"]["points"])]
+    gap = dataclasses.replace(w3ng, curves={"reward": w3ng.curves["reward"] | {"points": points}})
+    table = documented_verdicts({"a": [w3ng.curve()], "b": [w3ng.curve()]}, (one for one in (w3ng, gap)))
+    assert table["measured"].tolist() == ["a", "a", "b", "b"]
+    assert table["verdict"].tolist() == ["same process", "not comparable"] * 2
+    assert "not finite at step 5" in table["why"][1]

@@ -64,3 +64,16 @@ def test_curves_are_drawn_over_the_steps_that_all_have():
     assert (x.tolist(), values.tolist()) == ([1, 2, 3, 4], [[1, 2, 3, 4], [5, 5, 7, 7]])
     with pytest.raises(ParameterError, match="a is in t, c in tokens"):
         on_common_x([every, Curve("c", [2], [1], "tokens")])
+
+
+def test_a_point_outside_a_window_has_no_part_in_its_mean():
+    gap = Curve("c", [1, 2, 3, 4], [np.nan, 1, 3, np.inf], "tokens")
+    assert mean_between(gap, 1, 3) == 2 and np.isnan(mean_between(gap, 0, 3))
+
+
+def test_the_first_point_of_a_log_reaches_to_step_0_at_most():
+    """Of steps 1, 10, 20 the first point stood for steps -8 to 1, nine times as much as it is."""
+    low, high = Curve("c", [1, 10, 20], [0, 0, 0], "tokens").stretches
+    assert (low.tolist(), high.tolist()) == ([0, 1, 10], [1, 10, 20])
+    evaluated = Curve("c", [0, 10, 20], [0, 0, 0], "tokens", span=1)
+    assert evaluated.stretches[0][0] == -1

@@ -1,5 +1,6 @@
 """Verdicts on documented runs: each with what it is true of, and a counter-example that it must not be said of."""
 
+import dataclasses
 import itertools
 import json
 
@@ -166,3 +167,38 @@ def test_a_beginning_rules_out_most_other_curves():
     copies = {(b.run, one.label) for b, whole in some for _, one in rows if v.same_table(one, whole).word == v.COPY}
     assert copies <= set(left)
     assert len(left) < 0.1 * len(some) * len(rows)
+
+
+def test_a_reward_that_stays_as_it_is_neither_rises_nor_falls():
+    """By its rounding it did in 754 of 805 lengths and levels."""
+    for level in (0.1, 0.3, 0.7, 0.99):
+        for n in (25, 33, 59):
+            assert v.trend(curve(np.full(n, level))).word == v.UNCLEAR  # of no range that has both ends
+            assert v.trend(curve(np.full(n, level), low=0, high=1)).word == v.FLAT
+
+
+def test_a_run_equal_to_all_others_is_inside_their_spread():
+    for level in (0.1, 0.3, 0.9):
+        often, seldom = (
+            Curve("c", np.arange(every, 100, every), np.full(99 // every, level), "points") for every in (1, 3)
+        )
+        assert v.place(seldom, [often] * 3).word == v.INSIDE
+        assert v.place(dataclasses.replace(seldom, y=seldom.y + 0.001), [often] * 3).word == v.ABOVE
+
+
+def test_a_gap_outside_the_end_of_a_run_does_not_unplace_it():
+    others = [curve(np.full(100, level)) for level in (1.0, 1.2, 1.4)]
+    early, late = (curve(np.where(np.arange(100) == at, np.nan, 1.3), "mine") for at in (5, 95))
+    assert v.place(early, others).word == v.INSIDE
+    found = v.place(late, others)
+    assert found.word == v.UNCLEAR and found.why == "mine has no finite reward in all of the 20 steps up to 100"
+
+
+def test_one_broken_seed_of_a_folder_is_left_out_alone(tmp_path):
+    for seed, rewards in enumerate(([0.1, 0.2, 0.3], [0.1, 5.0, 0.3])):
+        folder = tmp_path / f"seed-{seed}"
+        folder.mkdir()
+        rows = [json.dumps({"step": n, "reward": reward}) for n, reward in enumerate(rewards, 1)]
+        (folder / "metrics.jsonl").write_text("\n".join(rows) + "\n")
+    curves, left_out = v.curves_of([tmp_path], load_baseline("imjonezz-llama3.1-8b-gsm8k-grpo"))
+    assert [one.y.tolist() for one in curves] == [[0.1, 0.2, 0.3]] and len(left_out) == 1

@@ -10,6 +10,7 @@ from benchmarks.error_rates import changes, noise, shown_again
 from workbench.curves.documented import load_baseline
 from workbench.curves.stats import (
     UNKNOWN_BETWEEN_RUNS,
+    Interval,
     change_interval,
     crossed_interval,
     iqm,
@@ -240,3 +241,65 @@ def test_slow_noise_of_forty_points_is_seldom_taken_for_a_trend():
         found = [change_interval(NOISES[kind](rng, 40), degree=5, mixed=True) for _ in range(100)]
         wrong += [one.low > 0 or one.high < 0 for one in found]
     assert np.mean(wrong) <= 0.14
+
+
+@pytest.mark.parametrize("value", [0.1, 0.3, 0.7, 0.99])
+def test_a_run_that_stays_as_it_is_has_not_changed(value):
+    """By the rounding of its mean it had: +8.3e-17 (+8.3e-17 to +8.3e-17)."""
+    for n in (8, 33, 60):
+        found = change_interval(np.full(n, value))
+        assert (found.estimate, found.low, found.high) == (0, 0, 0)
+
+
+def test_what_a_short_run_could_show_follows_its_own_interval():
+    """With the degrees of freedom of as many seeds as steps it was 7% too small for 8 steps."""
+    found = change_interval([0.0, 1, 0, 2, 1, 0, 1, 1])
+    assert found.freedom == 4  # which a cubic leaves of 8 steps, and the mean of 5 seeds
+    as_wide = Interval(found.estimate, found.low, found.high, 0.95, 5, "t", "of 5 seeds")
+    assert found.detectable == pytest.approx(as_wide.detectable)
+
+
+@pytest.mark.parametrize("count, n", [(1, 1), (0, 1), (2, 3), (5, 10)])
+def test_a_share_names_no_difference_of_a_t_test(count, n):
+    """Of 1 seed it was an error of the solver, of 2 of 3 seeds a share of 0.91 away from 0.5."""
+    found = share_interval(count, n)
+    assert np.isnan(found.detectable)
+    assert found.above(0.5) == (None, "its 95% exact interval holds 0.5")
+
+
+@pytest.mark.parametrize("value", [0.1, 0.7])
+@pytest.mark.parametrize("seeds", [3, 5, 6, 7, 10])
+def test_equal_seeds_are_neither_above_nor_below_their_own_value(value, seeds):
+    for statistic in (np.mean, iqm):
+        found = seed_interval([value] * seeds, np.random.default_rng(0), statistic=statistic)
+        assert found.above(value)[0] is None
+        assert [found.above(value + by)[0] for by in (-1e-6, 1e-6)] == [True, False]
+
+
+def test_an_interval_without_bounds_decides_nothing():
+    broken = seed_interval(
+        [1.0, 2, 3], np.random.default_rng(0), statistic=lambda values, axis: values.mean(axis) * np.nan
+    )
+    assert broken.above(0) == (None, "its 95% t interval has no bounds")
+    assert broken.within(1)[0] is None
+
+
+def test_a_level_in_per_cent_is_refused():
+    rng = np.random.default_rng(0)
+    for ask in (
+        lambda level: seed_interval([1.0, 2, 3], rng, level=level),
+        lambda level: crossed_interval([[1, 0], [1, 1]], level=level),
+        lambda level: share_interval(1, 3, level=level),
+        lambda level: change_interval(np.arange(20.0), level=level),
+    ):
+        for level in (95, 1, 0):
+            with pytest.raises(ParameterError, match=f"level={level}: expected a share above 0 and below 1"):
+                ask(level)
+
+
+def test_answers_that_differ_have_an_interval_with_a_width():
+    """Each seed and each question has the same mean: it was 0.5 (0.5 to 0.5)."""
+    found = crossed_interval([[1, 0], [0, 1]])
+    assert found.low < 0 < 1 < found.high and found.above(0.4)[0] is None
+    wider = crossed_interval([[1, 0, 1, 0], [0, 1, 0, 1]])
+    assert wider.low < 0.5 < wider.high

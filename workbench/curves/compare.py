@@ -9,7 +9,7 @@ from numpy.typing import ArrayLike
 from ..errors import ParameterError
 from .curve import Curve, on_common_stretches, whole_seeds, why_incomparable
 from .documented import Baseline
-from .stats import noise_covariance
+from .stats import check_level, noise_covariance
 
 SAME, DIFFERENT, INCONCLUSIVE, NOT_COMPARABLE = "same process", "different", "inconclusive", "not comparable"
 _FIFTHS = "first", "second", "third", "fourth", "last"
@@ -54,7 +54,7 @@ def another_seed(one: Curve, seeds: Sequence[Curve], *, tolerance: ArrayLike, le
       the curve also has to differ from a seed that learns sooner, later or never, which is no sign of another process.
       This verdict needs 3 seeds or more.
     - inconclusive: further than the tolerance, but not different.
-    - not comparable: another unit or range, a value that is not finite, too few points or too few steps in common.
+    - not comparable: another unit or range, a value that is not finite, too few points of a curve or too few steps in common.
 
     Curves are compared over the same steps, however often each was logged. Seeds that ended before nine tenths of the
     longest are left out, and the reason says so. `docs/evidence/error_rates.md` has the measured rates of wrong verdicts,
@@ -67,7 +67,7 @@ def another_seed(one: Curve, seeds: Sequence[Curve], *, tolerance: ArrayLike, le
         level: share of seeds of the same process that are not said to be different, 0..1.
 
     Raises:
-        ParameterError: a tolerance that is not above 0, or no seed.
+        ParameterError: a tolerance that is not above 0, no seed, or a level that is not between 0 and 1.
 
     Example:
         >>> rise = np.linspace(-30, -4, 10)
@@ -77,7 +77,11 @@ def another_seed(one: Curve, seeds: Sequence[Curve], *, tolerance: ArrayLike, le
         >>> another_seed(Curve("mine", range(10), -rise, "characters"), seeds, tolerance=1).verdict
         'different'
     """
-    limit = np.broadcast_to(np.asarray(tolerance, float), PARTS)
+    check_level(level)
+    limit = np.asarray(tolerance, float)
+    if limit.shape not in ((), (PARTS,)):
+        raise ParameterError(f"tolerance of shape {limit.shape}: expected one number, or {PARTS}, one for each fifth")
+    limit = np.broadcast_to(limit, PARTS)
     if not (limit > 0).all():
         raise ParameterError(f"tolerance={limit.min():g}: expected more than 0 {one.unit}")
     if not seeds:
@@ -89,7 +93,7 @@ def another_seed(one: Curve, seeds: Sequence[Curve], *, tolerance: ArrayLike, le
             return SeedVerdict(NOT_COMPARABLE, reason)
     kept, left_out = whole_seeds(seeds)
     start, width, values = on_common_stretches([one, *kept])
-    if reason := _too_little(one, start, width):
+    if reason := _too_little([one, *kept], start, width):
         return SeedVerdict(NOT_COMPARABLE, "; ".join([reason, *left_out]), seeds=len(kept))
     means = _fifths(start, width, values)
     starts = values[1:, start - start[0] < width.sum() / 40].mean(axis=1)
@@ -98,11 +102,12 @@ def another_seed(one: Curve, seeds: Sequence[Curve], *, tolerance: ArrayLike, le
     return dataclasses.replace(found, reason=reason)
 
 
-def _too_little(one: Curve, start: np.ndarray, width: np.ndarray) -> str:
+def _too_little(curves: Sequence[Curve], start: np.ndarray, width: np.ndarray) -> str:
+    one, fewest = curves[0], min(curves, key=lambda curve: len(curve.x))
     low, high = one.stretches
     whole, shared = (high - low).sum(), width.sum()
-    if len(one.x) < PARTS:
-        return f"{one.label} has {len(one.x)} points; {PARTS} or more are needed"
+    if len(fewest.x) < PARTS:  # a point that is the mean of two fifths is neither's
+        return f"{fewest.label} has {len(fewest.x)} points; {PARTS} or more are needed"
     if shared < 0.5 * whole or len(np.unique(_part_of(start, width))) < PARTS:
         return f"only {shared:g} of the {whole:g} steps of {one.label} are covered by every run"
     return ""
@@ -190,13 +195,15 @@ def documented_verdicts(
     """
     import pandas as pd
 
-    rows = []
+    rows, baselines = [], list(baselines)
     for name, curves in groups.items():
         for baseline in (one for one in baselines if metric in one.curves):
             documented = baseline.curve(metric)
             if why_incomparable(curves[0], documented):
                 continue
-            near = tolerance or float(f"{0.1 * np.ptp(documented.y) or 1e-9:.2g}")
+            known = documented.y[np.isfinite(documented.y)]
+            spread = np.ptp(known) if len(known) else 0.0
+            near = tolerance or float(f"{0.1 * spread or 1e-9:.2g}")
             found = another_seed(documented, curves, tolerance=near)
             rows.append([name, len(curves), baseline.title, found.verdict, found.reason])
     return pd.DataFrame(rows, columns=["measured", "seeds", "documented", "verdict", "why"])

@@ -82,6 +82,8 @@ class Curve:
         share = 1 if self.at == "end" else 0.5  # of the stretch that lies before its point
         low, high = x - share * before, x + (1 - share) * after
         low[1:] = np.maximum(low[1:], high[:-1])
+        if self.span is None and self.at == "end" and x[0] > 0:  # logged at steps 1, 10, 20: no step lies before 0
+            low[0] = max(low[0], 0.0)
         whole = np.floor(low), np.floor(high)  # step n reaches from n - 1 to n
         return whole if (whole[1] > whole[0]).all() else (low, high)
 
@@ -119,10 +121,11 @@ def on_common_stretches(curves: Sequence[Curve]) -> tuple[np.ndarray, np.ndarray
 
 
 def mean_between(curve: Curve, start: float, end: float) -> float:
-    """The mean of a curve over a window of x, of the points whose stretches reach into it; NaN where none does."""
+    """The mean of a curve over a window of x, of the points whose stretches reach into it; NaN if none does, or one is NaN."""
     low, high = curve.stretches
     weights = np.clip(np.minimum(high, end) - np.maximum(low, start), 0, None)
-    return float(weights @ curve.y / weights.sum()) if weights.any() else float("nan")
+    values = np.where(weights > 0, curve.y, 0.0)  # a point outside of the window says nothing, though it be NaN
+    return float(weights @ values / weights.sum()) if weights.any() else float("nan")
 
 
 def whole_seeds(curves: Sequence[Curve]) -> tuple[list[Curve], list[str]]:

@@ -76,12 +76,12 @@ def trend(curve: Curve) -> Verdict:
     change = change_interval(y, degree=int(np.clip(len(y) // 8, 3, 6)), mixed=True)
     low, high, middle = float(change.low), float(change.high), float(change.estimate)
     numbers = f"{middle:+.3g} ({low:+.3g} to {high:+.3g}) from its first fifth to its last"
-    near = (curve.high - curve.low) / 10 if curve.low is not None and curve.high is not None else 0.0
+    near = (curve.high - curve.low) / 10 if curve.low is not None and curve.high is not None else None
     if low > 0 or high < 0:
         word = RISES if low > 0 else FALLS
         rate = next(share for least, share in WRONG if len(y) >= least)
         numbers += f"; up to {rate:.0%} of runs so long without a trend look like it, where their noise is slow"
-    elif max(-low, high) <= near:
+    elif near is not None and max(-low, high) <= near:
         word, numbers = FLAT, f"{numbers}, within a tenth of the range ({near:.3g})"
     else:
         shows = f"a change of {change.detectable:.2g} would show in {POWER:.0%} of such runs"
@@ -179,11 +179,14 @@ def place(one: Curve, others: Sequence[Curve]) -> Verdict:
     result = result_at(one, end)
     theirs = np.array([result_at(other, end) for other in others])
     reached = theirs[np.isfinite(theirs)]
-    if (n := len(reached)) < PEOPLE or not np.isfinite(result):
+    if not np.isfinite(result):
+        return Verdict(UNCLEAR, f"{one.label} has no finite reward in all of the {WINDOW} steps up to {end:g}")
+    if (n := len(reached)) < PEOPLE:
         return Verdict(UNCLEAR, f"{n} others have a reward up to step {end:g}; {PEOPLE} or more are needed", result)
     half = float(stats.t.ppf(0.975, n - 1) * reached.std(ddof=1) * np.sqrt(1 + 1 / n))
     low, high = float(reached.mean()) - half, float(reached.mean()) + half
-    word = ABOVE if result > high else BELOW if result < low else INSIDE
+    rounding = 1e-7 * max(abs(result), float(np.abs(reached).max()))  # of a float32 mean, where all others are equal
+    word = ABOVE if result > high + rounding else BELOW if result < low - rounding else INSIDE
     spread = f"{n} others at step {end:g}: {reached.min():.3g} to {reached.max():.3g}"
     why = f"{result:.3g}; {spread}; one more is expected within {low:.3g} to {high:.3g}"
     return Verdict(word, why, result, low, high)
@@ -212,10 +215,16 @@ def curves_of(paths: Sequence[str | Path], like: Baseline | None = None) -> tupl
     for path in map(Path, paths):
         try:
             trainings = training_folders(path) if path.is_dir() else []
-            found = [run_curve(Run(folder), sparse=True) for folder in trainings] or [*map(_logged, read_logs(path))]
-            curves += [_in_unit_of(like, one) for one in found]
+            found: list[Run] | list[Log] = [*map(Run, trainings)] or read_logs(path)
         except WorkbenchError as error:
             left_out.append(str(error))
+            continue
+        for one in found:
+            try:
+                curve = run_curve(one, sparse=True) if isinstance(one, Run) else _logged(one)
+                curves.append(_in_unit_of(like, curve))
+            except WorkbenchError as error:
+                left_out.append(str(error))
     return curves, left_out
 
 

@@ -51,9 +51,13 @@ class Interval:
         """Whether the number lies above a bound, and why that is open: None where the interval holds it, or there is none."""
         if not self.method:
             return None, "one seed: its scatter is unknown"
-        if self.low <= bound <= self.high:
+        low, high = float(self.low), float(self.high)
+        if np.isnan(low) or np.isnan(high):
+            return None, f"its {self.name} has no bounds"
+        # Seeds that are all equal end within rounding of their own value.
+        if low <= bound <= high or np.isclose([low, high], bound, rtol=1e-9, atol=0).any():
             return None, f"its {self.name} holds {bound:g}{self._could_show}"
-        return bool(self.low > bound), ""
+        return low > bound, ""
 
     def within(self, margin: float) -> tuple[bool | None, str]:
         """Say whether the number is equivalent to 0: as far as its interval reaches it lies within `margin` on both sides.
@@ -73,20 +77,22 @@ class Interval:
         """The smallest difference from 0 that another experiment with as many values shows in 80% of cases.
 
         How far values scatter is known from these alone. So it is larger than for a known scatter: 1.6 times for 3 seeds, 1.2
-        times for 5. NaN without an interval. That of a bootstrap is what a t interval as wide would show.
+        times for 5. NaN without an interval, and of a share. That of a bootstrap is what a t interval as wide would show.
 
         Example:
             >>> round(seed_interval([0.1, -0.4, 0.6], np.random.default_rng(0)).detectable, 2)
             2.51
         """
-        if not self.method:
+        if self.method in ("", "exact"):  # how a share scatters depends on how large it is
             return float("nan")
         half, freedom = float(np.max(np.asarray(self.high) - self.low)) / 2, self.freedom or self.n - 1
         return half / _t_bound(freedom, self.level) * _errors_to_see(freedom, self.level)
 
     @property
     def _could_show(self) -> str:
-        return f"; {self.detectable:.2g} would show in {POWER:.0%} of such experiments"
+        return (
+            "" if self.method == "exact" else f"; {self.detectable:.2g} would show in {POWER:.0%} of such experiments"
+        )
 
     def in_brief(self, digits: str = ".3g") -> str:
         """`0.91 (0.83 to 1.02)`, of a number; without the bounds where there are none."""
@@ -134,7 +140,7 @@ def seed_interval(
         resamples: number of bootstrap resamples.
 
     Raises:
-        ParameterError: no seeds, or a value that is not finite.
+        ParameterError: no seeds, a value that is not finite, or a level that is not between 0 and 1.
 
     Example:
         >>> found = seed_interval([1.0, 2.0, 3.0], np.random.default_rng(0))
@@ -143,6 +149,7 @@ def seed_interval(
     """
     values = np.asarray(values, float)
     n = len(values)
+    check_level(level)
     if not n or not np.isfinite(values).all():
         raise ParameterError("values: expected a finite value for each seed; leave out or repeat a seed without one")
     if n == 1:
@@ -175,6 +182,7 @@ def crossed_interval(values: ArrayLike, *, level: float = 0.95) -> Interval:
         ('0.67 (-0.09 to 1.43)', 'between runs and questions, 3 seeds and 4 questions')
     """
     values = np.asarray(values, float)
+    check_level(level)
     if values.ndim != 2 or values.shape[0] < 1 or values.shape[1] < 2 or not np.isfinite(values).all():
         raise ParameterError(
             f"values of shape {values.shape}: expected (seeds, questions), 2 questions or more, all finite"
@@ -189,6 +197,8 @@ def crossed_interval(values: ArrayLike, *, level: float = 0.95) -> Interval:
     variance = max(of_seeds + of_questions - twice, of_seeds, of_questions)
     parts = of_seeds**2 / (seeds - 1) + of_questions**2 / (questions - 1)
     freedom = max(float(variance**2 / parts) if parts else 0.0, min(seeds, questions) - 1.0)
+    if variance <= 1e-9 * twice:  # each seed and each question has the same mean, though answers differ
+        variance, freedom = twice, (seeds - 1.0) * (questions - 1.0)
     half = _t_bound(freedom, level) * float(np.sqrt(variance))
     about = f"between runs and questions, {seeds} seeds and {questions} questions"
     return Interval(mean, mean - half, mean + half, level, seeds, "t", about, freedom)
@@ -225,6 +235,7 @@ def share_interval(count: int, n: int, *, level: float = 0.95) -> Interval:
     """
     from scipy.special import betaincinv
 
+    check_level(level)
     if not 0 <= count <= n or not n:
         raise ParameterError(f"count={count}, n={n}: expected a count from 0 to n, and n of 1 or more")
     tail = (1 - level) / 2
@@ -255,6 +266,12 @@ def seeds_needed(spread: float, difference: float, *, paired: bool = False, powe
         if _noncentrality(freedom, 0.95, power) <= difference / error:
             return n
     raise ParameterError(f"a difference of {difference:g} at a spread of {spread:g} needs 10,000 seeds or more")
+
+
+def check_level(level: float) -> None:
+    """Refuse a level such as 95, of which bounds would be NaN."""
+    if not 0 < level < 1:
+        raise ParameterError(f"level={level:g}: expected a share above 0 and below 1, such as 0.95")
 
 
 def _t_bound(freedom: float, level: float) -> float:
@@ -305,14 +322,17 @@ def change_interval(values: ArrayLike, *, level: float = 0.95, degree: int = 3, 
     """
     from scipy import stats
 
+    check_level(level)
     values = _finite(values, "change_interval", least=8)
+    if not np.ptp(values):
+        values = np.zeros(len(values))  # else a run that stays as it is would change by its rounding
     n = max(4, round(0.2 * len(values)))
     weights = np.zeros(len(values))
     weights[:n], weights[-n:] = -1 / n, 1 / n
     covariance, freedom = noise_covariance(values, degree, mixed)
     middle = float(weights @ values)
     half = float(np.sqrt(weights @ covariance @ weights) * stats.t.ppf(0.5 + level / 2, freedom))
-    return Interval(middle, middle - half, middle + half, level, len(values), "t", UNKNOWN_BETWEEN_RUNS)
+    return Interval(middle, middle - half, middle + half, level, len(values), "t", UNKNOWN_BETWEEN_RUNS, freedom)
 
 
 def ends(values: ArrayLike) -> tuple[float, float]:
