@@ -256,3 +256,40 @@ def test_documented_runs_are_drawn_by_name_with_what_compares():
     assert "only whether and when it moves can be compared" in shown.caption
     with pytest.raises(ParameterError, match="unknown baseline 'w3ng'"):
         show_curves({"mine": seeds(3)}, ["w3ng"], title="T")
+
+
+def test_lines_of_evaluations_are_no_steps_of_a_training():
+    """Each repeats a step's number, which was refused, and a report had no figure."""
+    evaluated = pd.concat([METRICS, pd.DataFrame({"step": [10, 20], "eval_reward": [-9.0, -8.0]})])
+    shown = show_training(evaluated.sort_values("step", kind="stable"), title="A run")
+    assert shown.alt == show_training(METRICS, title="A run").alt and list(shown.table) == list(METRICS)
+
+
+def test_a_caption_tells_how_the_one_seed_left_was_smoothed():
+    zigzag = [
+        Curve(f"seed {n}", np.arange(1, steps + 1), [0.0, 4] * (steps // 2), "p") for n, steps in enumerate((20, 100))
+    ]
+    for group in (zigzag, zigzag[::-1]):
+        caption = show_curves({"a": group}, title="T").caption
+        assert caption.startswith("Of 1 seed the thick line is its centred mean over a tenth of the run")
+
+
+def test_a_caption_names_the_windows_of_runs_of_other_lengths():
+    """A tenth of the shortest was said of all."""
+    runs = {
+        steps: [Curve(f"seed {n}", np.arange(1, steps + 1), [0.0, n] * (steps // 2), "p") for n in (1, 2)]
+        for steps in (10, 40, 400)
+    }
+    one, two, short = (
+        show_curves({str(steps): runs[steps] for steps in shown}, title="T", window=20).caption
+        for shown in ((400,), (40, 400), (10, 400))
+    )
+    assert "its centred mean over 20 steps," in one
+    assert "its centred mean over 3.9 to 20 steps," in two
+    assert "its centred mean over 1 to 20 steps," in short
+
+
+@pytest.mark.parametrize("option", [{"columns": 0}, {"window": -5}, {"window": np.nan}])
+def test_a_window_or_columns_out_of_range_are_refused(option):
+    with pytest.raises(ParameterError, match="expected 0 steps or more, and at least 1 column"):
+        show_curves({"a": seeds(2)}, title="T", **option)

@@ -99,7 +99,11 @@ _PANELS = (
 
 
 def show_training(metrics: pd.DataFrame, *, title: str) -> DescribedFigure:
-    """Reward, length and clipped ratio of one training run over its steps; `metrics` as of `Run.metrics`."""
+    """Reward, length and clipped ratio of one training run over its steps; `metrics` as of `Run.metrics`.
+
+    Lines of evaluations, which repeat a step's number, are left out.
+    """
+    metrics = metrics[metrics.filter(regex="^eval_").isna().all(axis=1)]
     if missing := [column for column, _ in _PANELS if column not in metrics]:
         raise ParameterError(f"metrics lack {', '.join(missing)}; they have {', '.join(metrics.columns)}")
     figure = Figure(figsize=(10.5, 3.5), layout="constrained")
@@ -145,7 +149,8 @@ def show_curves(
         columns: panels side by side, at most; 1 where the figure is shown in a narrow place.
 
     Raises:
-        ParameterError: an unknown name, nothing to draw, a group without runs, or seeds of one group that cannot be compared.
+        ParameterError: an unknown name, nothing to draw, a group without runs, seeds of one group that cannot be compared, or
+            a window or number of columns out of range.
         RunError: a run whose log does not give a curve.
 
     Example:
@@ -153,6 +158,8 @@ def show_curves(
         >>> show_curves(runs, title="Share of right answers").caption
         'Thin lines: single seeds. Thick line: their mean. No band below 5 seeds.'
     """
+    if not window >= 0 or columns < 1:
+        raise ParameterError(f"window={window:g}, columns={columns}: expected 0 steps or more, and at least 1 column")
     rng, found = np.random.default_rng(seed), []
     baselines = as_baselines(documented.values() if isinstance(documented, Mapping) else documented)
     if isinstance(documented, Mapping):
@@ -198,14 +205,19 @@ class Series:
     left_out: list[str]
 
     @property
+    def count(self) -> int:
+        """Seeds in the line."""
+        return len(self.curves) - len(self.left_out)
+
+    @property
     def seeds(self) -> str:
-        n = len(self.curves) - len(self.left_out)
-        return self.documented or f"{n} seed{'s' * (n > 1)}"
+        return self.documented or f"{self.count} seed{'s' * (self.count > 1)}"
 
     @property
     def smoothed(self) -> bool:
         """Whether the line of one seed differs from its steps: of a short run the mean over a tenth is each step itself."""
-        return not np.allclose(self.line, self.curves[0].y, equal_nan=True)
+        (kept,), _ = whole_seeds(self.curves)
+        return not np.allclose(self.line, kept.y, equal_nan=True)
 
     @property
     def end(self) -> float:
@@ -318,17 +330,18 @@ def apart(heights: Sequence[float], sizes: Sequence[float], low: float, high: fl
 
 def _caption(panels: list[list[Series]], without: list[str], metric: str, window: float) -> str:
     drawn, text = [one for panel in panels for one in panel], []
-    counts = [len(one.curves) - len(one.left_out) for one in drawn if not one.documented]
+    counts = [one.count for one in drawn if not one.documented]
     if max(counts, default=0) > 1:
         many = f"with its 95% bootstrap interval step by step as a band (from {BAND} seeds on)."
         band = f", {many}" if max(counts) >= BAND else f". No band below {BAND} seeds."
         text.append(f"Thin lines: single seeds. Thick line: their mean{band}")
-        several = [one.x for one in drawn if len(one.curves) > 1]
-        window = min(window, *(TENTH * (x[-1] - x[0]) for x in several))
-        if window >= 2:  # below it a mean is the step itself
-            text.append(f"Each seed is first its centred mean over {window:g} steps{STOPS}.")
+        windows = [min(window, TENTH * (one.x[-1] - one.x[0])) for one in drawn if one.count > 1]
+        if max(windows) >= 2:  # below it a mean is the step itself
+            least, most = (f"{max(1, size):g}" for size in (min(windows), max(windows)))
+            over = most if least == most else f"{least} to {most}"
+            text.append(f"Each seed is first its centred mean over {over} steps{STOPS}.")
     if 1 in counts:
-        if any(one.smoothed for one in drawn if len(one.curves) == 1 and not one.documented):
+        if any(one.smoothed for one in drawn if one.count == 1 and not one.documented):
             text.append(f"Of 1 seed the thick line is its centred mean over a tenth of the run{STOPS}.")
         text.append("How far another seed would be is unknown.")
     text += [f"{line}." for one in drawn for line in one.left_out]
