@@ -7,7 +7,7 @@ from conftest import ROOT
 
 from benchmarks import documented as the_set
 from tools import first_values
-from workbench.curves.documented import list_baselines, load_baseline, load_sources
+from workbench.curves.documented import beginnings, list_baselines, load_baseline, load_sources
 from workbench.errors import ParameterError, RunError
 
 FOLDER = ROOT / "data" / "baselines"
@@ -123,6 +123,10 @@ def mine(tmp_path, monkeypatch):
      ({"reward": {"name": "reward"}}, f"mine.json: reward: unit=None; {WORDS}"),
      ({"curves": {"reward": CURVE, "loss": CURVE | {"unit": ""}}}, f"mine.json: curve 'loss': unit=''; {WORDS}"),
      ({"figures": {"peak": FIGURE | {"unit": []}}}, f"mine.json: figure 'peak': unit=[]; {WORDS}"),
+     *(({"curves": {"reward": CURVE | {"points": points}}}, f"curve 'reward': points={points}; expected [step, value]")
+       for points in ([], [1, 2], [[1, "a"]], [[1]])),
+     *(({name: 3}, "mine.json: 3 among its fields; expected an object") for name in ("reward", "curves", "figures")),
+     ({"curves": {"reward": 3}}, "mine.json: 3 among its fields; expected an object"),
      ({"curves": {"reward": CURVE | {"x": "hours"}}}, "curve 'reward': x='hours'; expected 'step'"),
      ({"curves": {"reward": CURVE | {"unit": "tokens"}}},
       "mine.json: curve 'reward' has unit='tokens', the reward itself 'characters from the target of 200'")],
@@ -132,6 +136,19 @@ def test_an_odd_file_is_refused_with_what_is_odd(mine, change, message):
     with pytest.raises(ParameterError) as error:
         load_baseline("mine")
     assert message in str(error.value)
+
+
+def test_a_file_that_is_no_object_is_refused(mine):
+    mine.write_text("[1]")
+    with pytest.raises(ParameterError, match=r"mine.json: holds \[1\]; expected an object of fields"):
+        load_baseline("mine")
+
+
+def test_a_curve_without_a_known_value_has_a_beginning(mine):
+    """It ended each audit, which reads the beginnings of all curves."""
+    mine.write_text(json.dumps(W3NG | {"curves": {"reward": CURVE | {"points": [[1, None], [2, None]]}}}))
+    (found,) = [one for one in beginnings() if one.run == "mine"]
+    assert (found.last, found.spread) == (2, 0)
 
 
 def test_curves_of_seeds_have_the_unit_and_steps_of_the_curve(mine):

@@ -239,3 +239,16 @@ def test_lines_of_evaluations_leave_the_curve_whole(tmp_path):
     lines = [{"step": 1, "reward": 0.1}, {"step": 2, "reward": 0.2}, {"step": 2, "eval_reward": 0.5, "reward": 0.2}]
     run = write_run(tmp_path, metrics=lines)
     assert run_curve(run).y.tolist() == [0.1, 0.2] and run_curve(run, "eval_reward", sparse=True).y.tolist() == [0.5]
+
+
+def test_folders_named_by_a_setting_are_no_seeds_of_each_other(tmp_path):
+    """`epsilon-0.1` and `epsilon-0.2` were seeds 1 and 2 of a group `epsilon 0`."""
+    run = write_run(tmp_path, "0")
+    for name in ("epsilon-0.1", "epsilon-0.2", "lr-1e-4", "lr-1e-5", "seed.1", "seed.2"):
+        (run.path / name).mkdir()
+        (run.path / name / "metrics.jsonl").write_text(json.dumps(rows(1)[0]) + "\n")
+    groups, left_out = measured_groups([run])
+    assert {name: len(curves) for name, curves in groups.items()} == {
+        "epsilon 0.1": 1, "epsilon 0.2": 1, "lr 1e 4": 1, "lr 1e 5": 1, "run": 2,
+    }  # fmt: skip
+    assert left_out == []

@@ -110,17 +110,36 @@ def load_baseline(name: str) -> Baseline:
     """
     path = _known("unknown baseline", name, _files())
     value = read_json(path.resolve(), {})  # the user's own file, which may be a link
+    if not isinstance(value, dict):
+        raise ParameterError(f"{path}: holds {value!r:.40}; expected an object of fields, see data/README.md")
     fields = {f.name for f in dataclasses.fields(Baseline)}
     if value.keys() | OPTIONAL != fields:
         missing, odd = sorted(fields - value.keys() - OPTIONAL), sorted(value.keys() - fields)
         raise ParameterError(f"{path}: missing fields {missing}, unknown fields {odd}; see data/README.md")
+    parts = [value["reward"], value["curves"], value["figures"]]
+    parts += [inner for outer in parts[1:] if isinstance(outer, dict) for inner in outer.values()]
+    if odd := [part for part in parts if not isinstance(part, dict)]:
+        raise ParameterError(f"{path}: {odd[0]!r:.40} among its fields; expected an object there, see data/README.md")
     for metric, curve in value["curves"].items():
         if absent := {"unit", "low", "high", "x", "at", "points"} - curve.keys():
             raise ParameterError(f"{path}: curve {metric!r} lacks {sorted(absent)}; see data/README.md")
         if curve["x"] != "step":
             raise ParameterError(f"{path}: curve {metric!r}: x={curve['x']!r}; expected 'step', see data/README.md")
+        if not _are_points(curve["points"]):
+            raise ParameterError(
+                f"{path}: curve {metric!r}: points={curve['points']!r:.40}; expected [step, value] each, at least one, "
+                "see data/README.md"
+            )
     _check_units(path, value)
     return Baseline(**value)
+
+
+def _are_points(points) -> bool:
+    try:
+        table = np.array(points, float)  # null becomes NaN
+    except (TypeError, ValueError):
+        return False
+    return table.ndim == 2 and table.shape[1] == 2
 
 
 def _check_units(path: Path, value: dict) -> None:
@@ -157,11 +176,12 @@ BEGINNING = 16  # points
 
 def beginning_of(run: str, metric: str, curve: Curve) -> dict:
     """The row of a curve in `first_values.json`."""
+    known = curve.y[np.isfinite(curve.y)]
     about = {
         "run": run,
         "metric": metric,
         "last": float(curve.stretches[1][-1]),
-        "spread": float(np.ptp(curve.y[np.isfinite(curve.y)])),
+        "spread": float(np.ptp(known)) if len(known) else 0.0,
     }
     points = [curve.x[:BEGINNING].tolist(), curve.y[:BEGINNING].tolist()]
     return about | {"at": curve.at, "span": curve.span, "points": points}

@@ -15,6 +15,7 @@ from .curve import Curve, mean_between, whole_seeds
 from .stats import seed_interval
 
 TAIL = 20  # steps at the end whose mean is a run's result
+_SEED = r"(?<!\d)(?<!\d\.)(?<!\de-)\d+$"  # at the end of a folder's name; the end of 0.1 or 1e-4 is none
 
 _UNITS = {  # unit and bounds of metrics of TRL and of the padding monitor; those of a reward stand in the run's recipe.json
     "completions/mean_length": ("tokens", 0.0, None),
@@ -106,7 +107,7 @@ def measured_groups(
         for folder in trainings:
             try:
                 curve = run_curve(Run(folder), metric)
-                inside = re.sub(r"[\s._/-]*(seed)?[\s._-]*\d+$", "", folder.relative_to(run.path).as_posix())
+                inside = re.sub(rf"[\s._/-]*(seed)?[\s._-]*{_SEED}", "", folder.relative_to(run.path).as_posix())
                 inside = inside.removeprefix("arms/").strip(".-_/ ")
                 training = training_of(folder)
                 recipe = {k: v for k, v in training["recipe"].items() if k != "seed"}
@@ -121,7 +122,7 @@ def measured_groups(
             except Exception as error:  # files of a notebook's own form
                 left_out.append(f"{folder}: {type(error).__name__}: {error}")
                 continue
-            if seed is None and (digits := re.search(r"\d+$", folder.relative_to(run.path).as_posix())):
+            if seed is None and (digits := re.search(_SEED, folder.relative_to(run.path).as_posix())):
                 seed = int(digits[0])  # `seed-2`, where no recipe says so
             members = found.setdefault(group, {})
             if seed in members:
