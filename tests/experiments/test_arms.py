@@ -3,7 +3,7 @@ import dataclasses
 import pytest
 
 from workbench import StopSpec, length_reward
-from workbench.errors import TrainingStopped
+from workbench.errors import ParameterError, TrainingStopped
 from workbench.experiments.arms import Arm, train_arms
 from workbench.experiments.recipes import Recipe
 from workbench.runs.files import read_json
@@ -58,3 +58,12 @@ def test_an_interrupted_arm_goes_on_from_its_last_step(tmp_path, capsys):
     assert words == ["trained"] and calls == [4, 4, 4]
     assert "step 3/3" in (folder / "log.txt").read_text()
     assert runs["a"][0].metrics["step"].tolist() == [1, 2, 3]
+
+
+def test_arms_of_one_folder_and_repeated_seeds_are_refused(tmp_path):
+    """The second arm moved the first one's runs aside, and both names then led to its own."""
+    with pytest.raises(ParameterError, match=r"arms \['KL \+', 'KL -'\]: both would train in KL--"):
+        train_arms({"KL +": ARM, "KL -": ARM}, out_dir=tmp_path, seeds=[0])
+    with pytest.raises(ParameterError, match=r"seeds=\[0, 1, 0\]: one is there twice"):
+        train_arms({"a": ARM}, out_dir=tmp_path, seeds=[0, 1, 0])
+    assert not list(tmp_path.iterdir())

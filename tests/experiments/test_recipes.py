@@ -45,7 +45,8 @@ def test_a_field_that_does_not_exist_is_named_with_those_that_do():
 @pytest.mark.parametrize(
     "name, value",
     [("backend", "sglang"), ("max_steps", 0), ("max_completion_length", 0), ("per_device_train_batch_size", -8),
-     ("save_steps", 0), ("lora_rank", -1), ("num_generations", 1), ("learning_rate", 0), ("learning_rate", float("nan")),
+     ("save_steps", 0), ("lora_rank", -1), ("seed", -1), ("num_generations", 1),
+     ("learning_rate", 0), ("learning_rate", float("nan")),
      ("learning_rate", float("inf")), ("temperature", 0), ("temperature", float("nan"))]
 )  # fmt: skip
 def test_a_value_no_run_can_use_is_refused_by_name(name, value):

@@ -74,6 +74,19 @@ def test_only_another_trainings_folder_is_moved_aside_by_name(tmp_path, capsys):
     assert Run(tmp_path).completions.equals(pd.DataFrame())
 
 
+def test_equal_settings_in_another_spelling_are_the_same_training(tmp_path):
+    """1 and 1.0, or a dict in another order, were another training: a finished one was moved aside and begun anew."""
+
+    def record(temperature, **kwargs):
+        recipe = replace(SMALL, temperature=temperature)
+        return training_record("GRPOTrainer", recipe, reward_funcs=length_reward(20), generation_kwargs=kwargs)
+
+    open_folder(tmp_path, record(1.0, min_p=0.1, top_k=5))
+    write_json(tmp_path / "progress.json", {"step": 2, "max_steps": 2, "finished": True})
+    assert is_finished(tmp_path, record(1, top_k=5, min_p=0.1))
+    assert not is_finished(tmp_path, record(1, top_k=6, min_p=0.1))
+
+
 def test_a_restarted_training_keeps_the_record_of_the_former_one(tmp_path, capsys):
     """As the same script started again does."""
     record_a_step(tmp_path)

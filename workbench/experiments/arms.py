@@ -8,6 +8,7 @@ from typing import Any
 
 import trl
 
+from ..errors import ParameterError
 from ..generation.stops import StopRule, StopSpec
 from ..runs.run import Run
 from ..training.engine import hook_requests
@@ -77,8 +78,17 @@ def train_arms(arms: Mapping[str, Arm], *, out_dir: Path, seeds: Iterable[int]) 
     A finished training is reused only where recipe, reward functions, stops and options equal what is asked now. An
     interrupted one goes on from its last checkpoint; one with other settings starts again. One line is printed of each;
     what a training prints itself goes to the `log.txt` of its folder.
+
+    Raises:
+        ParameterError: a seed that is there twice, or names of arms that give one folder; before anything is trained.
     """
     seeds = list(seeds)
+    if len(set(seeds)) < len(seeds):
+        raise ParameterError(f"seeds={seeds}: one is there twice; a repetition would count as a further sample")
+    folders = {name: "".join(c if c.isalnum() or c in ".-" else "-" for c in name) for name in arms}
+    for place in folders.values():
+        if len(alike := [name for name in arms if folders[name] == place]) > 1:
+            raise ParameterError(f"arms {alike}: both would train in {place}; rename one, by letters or digits")
     runs: dict[str, list[Run]] = {name: [] for name in arms}
     vllm = any(arm.recipe.backend == "vllm" for arm in arms.values())
     with sharing_engines() if vllm else contextlib.nullcontext():
@@ -86,7 +96,7 @@ def train_arms(arms: Mapping[str, Arm], *, out_dir: Path, seeds: Iterable[int]) 
             for name, arm in arms.items():
                 if arm.seeds is not None and number >= arm.seeds:
                     continue
-                folder = Path(out_dir) / "".join(c if c.isalnum() or c in ".-" else "-" for c in name) / f"seed-{seed}"
+                folder = Path(out_dir) / folders[name] / f"seed-{seed}"
                 print(f"{name}, seed {seed}: {_train(arm, seed, folder)}", flush=True)
                 runs[name].append(Run(folder))
     return runs

@@ -179,7 +179,8 @@ def _different(before: dict, record: dict, same_reward: bool = False) -> list[st
             rewards = each.get("reward_funcs", [])
             each["reward_funcs"] = [{k: v for k, v in r.items() if k not in ("code", "unseen")} for r in rewards]
     names = sorted({*fields[0], *fields[1]})
-    pairs = [(name, *(json.dumps(each.get(name)) for each in fields)) for name in names]
+    pairs = [(name, *(each.get(name) for each in fields)) for name in names]  # 1 is 1.0, and a dict has no order
+    pairs = [(name, *map(json.dumps, values)) for name, *values in pairs if values[0] != values[1]]
     return [f"{name} {old[:200]} -> {new[:200]}" for name, old, new in pairs if old != new]
 
 

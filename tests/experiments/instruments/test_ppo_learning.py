@@ -4,6 +4,7 @@ from transformers import AutoTokenizer
 
 from workbench import StopSpec, length_reward
 from workbench.curves import seed_interval
+from workbench.errors import ParameterError
 from workbench.experiments.instruments.ppo_learning import preference_reward, ratio_of, up_to_eos
 from workbench.generation import StopRule
 from workbench.training.rewards import describe_reward
@@ -50,3 +51,12 @@ def test_the_preference_model_prefers_unseen_whole_sentences():
     reward, prompts = preference_reward(), [pair["prompt"] for pair in held_out]
     better, worse = (reward(prompts, [pair[kind] for pair in held_out]) for kind in ("chosen", "rejected"))
     assert np.mean(np.array(better) > np.array(worse)) > 0.8
+
+
+@pytest.mark.parametrize(
+    "first, second", [([1.0, 0], [1, 1]), ([-4.0], [-2]), ([1.0], [0]), ([1, np.nan], [1, 1]), ([1, 2, 3], [2])]
+)
+def test_a_ratio_of_what_is_not_positive_or_paired_is_refused(first, second):
+    """Of -4 and -2 it was 2, of 1 and 0 infinite, and one number stood for all seeds."""
+    with pytest.raises(ParameterError, match="expected a pair of positive numbers a seed"):
+        ratio_of(first, second, np.random.default_rng(0))

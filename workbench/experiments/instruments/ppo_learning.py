@@ -5,6 +5,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from ...curves.stats import POWER, Interval, one_seed, seed_interval
+from ...errors import ParameterError
 from ...generation.stops import StopRule
 from ...training.rewards import RewardFn, describe_reward, described
 from ..toys.preferences import loaded, preference_model, scores
@@ -53,12 +54,21 @@ class _Ratio(Interval):
 def ratio_of(first: Sequence[float], second: Sequence[float], rng: np.random.Generator) -> Interval:
     """The ratio of two positive numbers of each seed: its geometric mean over seeds, and the interval of that.
 
+    Raises:
+        ParameterError: a number that is not positive and finite, or not as many of both.
+
     Example:
         >>> found = ratio_of([4.0, 6.0, 5.0], [2.0, 2.0, 2.0], np.random.default_rng(0))
         >>> round(found.estimate, 2), found.low > 1, found.name
         (2.47, True, '95% t interval')
     """
-    logs = np.log(np.asarray(first, float) / np.asarray(second, float))
+    above, below = np.asarray(first, float), np.asarray(second, float)
+    positive = (above > 0) & (below > 0) & np.isfinite(above) & np.isfinite(below) if above.shape == below.shape else 0
+    if not np.all(positive):
+        raise ParameterError(
+            f"ratio_of({above.tolist()}, {below.tolist()}): expected a pair of positive numbers a seed"
+        )
+    logs = np.log(above / below)
     if len(logs) == 1:
         return one_seed(float(np.exp(logs[0])))
     found = seed_interval(logs, rng, statistic=np.mean)
