@@ -198,7 +198,7 @@ def test_a_log_of_steps_1_10_20_is_judged_over_its_own_steps():
     assert same.reason.endswith("over 80 steps")
 
 
-def test_a_tolerance_of_another_shape_and_a_wrong_level_are_refused():
+def test_a_tolerance_of_another_shape_or_a_wrong_level_fails():
     with pytest.raises(ParameterError, match=r"tolerance of shape \(3,\): expected one number, or 5"):
         another_seed(MINE, seeds(), tolerance=[1, 2, 3])
     with pytest.raises(ParameterError, match="level=95: expected a share"):

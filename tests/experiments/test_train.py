@@ -74,7 +74,7 @@ def test_only_another_trainings_folder_is_moved_aside_by_name(tmp_path, capsys):
     assert Run(tmp_path).completions.equals(pd.DataFrame())
 
 
-def test_equal_settings_in_another_spelling_are_the_same_training(tmp_path):
+def test_settings_that_are_equal_in_value_are_one_training(tmp_path):
     """1 and 1.0, or a dict in another order, were another training: a finished one was moved aside and begun anew."""
 
     def record(temperature, **kwargs):
