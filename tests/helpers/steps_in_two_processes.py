@@ -17,6 +17,7 @@ import trl
 from distillation_cases import TWO, MicroBatchMeans
 from distillation_cases import make as make_distillation
 from step_cases import length, make
+from transformers import TrainerCallback
 
 from workbench.experiments.instruments.ppo_learning import preference_model
 from workbench.watch import check_step
@@ -70,6 +71,31 @@ class OwnMean(trl.GRPOTrainer):
         return output
 
 
+class NeverAveraged(trl.GRPOTrainer):
+    """Trains each process on its own gradient."""
+
+    def training_step(self, *args):
+        with self.model_wrapped.no_sync():
+            return super().training_step(*args)
+
+
+class OwnBaseline(trl.GRPOTrainer):
+    """Takes the mean of the rows of its own process off the rewards of a group that both have."""
+
+    def _generate_and_score_completions(self, inputs):
+        output = super()._generate_and_score_completions(inputs)
+        output["advantages"] -= output["advantages"].mean()
+        return output
+
+
+class WeightsApart(TrainerCallback):
+    """Moves a bias of the second process by a little."""
+
+    def on_step_end(self, args, state, control, model=None, **_):
+        if args.process_index:
+            next(p for name, p in model.named_parameters() if name.endswith("k_proj.bias")).data += 1e-7
+
+
 SPREAD = {"per_device_train_batch_size": 2, "gradient_accumulation_steps": 3}
 CASES: dict[str, dict[str, Any]] = {
     "DAPO": {},
@@ -85,8 +111,14 @@ CASES: dict[str, dict[str, Any]] = {
     "own tokens": {"cls": OwnTokens},
     "one seed": SPREAD | {"cls": OneSeed},
     "other baseline": {"cls": OtherBaseline, "beta": 0.1},
+    "own baseline": SPREAD | {"cls": OwnBaseline},
     "other mean": {"cls": OwnMean},
     "other rank": {"cls": OtherRank},
+}
+TRAININGS: dict[str, dict[str, Any]] = {
+    "a training": {},
+    "not averaged": {"cls": NeverAveraged},
+    "weights apart": {"more": {"callbacks": [WeightsApart()]}},
 }
 
 
@@ -97,12 +129,14 @@ def main(folder: str) -> None:
         with contextlib.redirect_stderr(io.StringIO()):
             report = check_step(case.pop("make", make)(Path(folder, name), **case))
         found[name] = {stage.name: [stage.verdict, stage.cause] for stage in report.stages}
-    trainer = make(Path(folder, "training"), max_steps=2, disable_tqdm=True)
-    check = StepCheck(trainer, 1, tell=lambda line: None)
-    with contextlib.redirect_stdout(io.StringIO()):
-        trainer.train()
-    for number, report in check.reports.items():
-        found[f"step {number}"] = {stage.name: [stage.verdict, stage.cause] for stage in report.stages}
+    for name, case in TRAININGS.items():
+        trainer = make(Path(folder, name), max_steps=2, disable_tqdm=True, **case)
+        check = StepCheck(trainer, 1, tell=lambda line: None)
+        with contextlib.redirect_stdout(io.StringIO()):
+            trainer.train()
+        for number, report in check.reports.items():
+            if number == 2 or case == {}:
+                found[f"{name}, step {number}"] = {s.name: [s.verdict, s.cause] for s in report.stages}
     rank = torch.distributed.get_rank()
     Path(folder, f"rank-{rank}.json").write_text(json.dumps(found))
     torch.distributed.destroy_process_group()

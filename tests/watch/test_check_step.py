@@ -926,6 +926,9 @@ FAULTS_OF_SEVERAL = {  # processes -> where each lies
     "one seed": "sampling",
     "other baseline": "advantages",
     "other mean": "metrics",
+    "own baseline": "advantages",
+    "not averaged, step 2": "gradient",
+    "weights apart, step 2": "update",
     "other rank": "rewards",
 }
 

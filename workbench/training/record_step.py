@@ -64,6 +64,7 @@ class StepRecord:
     gradients: dict[str, torch.Tensor] = field(default_factory=dict)  # on their device, before clipping
     update: OptimizerStep | None = None  # None where there is a problem
     averaged: bool = False  # gradients are the mean over the processes
+    unlike: list[str] = field(default_factory=list)  # parameters that are not the same in all processes
     problem: str = ""  # why there is no update
     open: bool = False  # in a generation of the training
     stale: bool = False  # the generation is one of an earlier update, and the next one replaces it
@@ -150,6 +151,7 @@ def record_step(
         if trainer.accelerator.num_processes > 1:
             states = gather_object([record.drawn_from])
             record.drawn_alike = bool(record.drawn_from) and states.count(record.drawn_from) > 1
+            record.unlike = _unlike_weights(policy_of(trainer)) if record.averaged else []
     return record
 
 
@@ -157,6 +159,14 @@ def _tokens_of_all(trainer: Any, record: StepRecord) -> list[float]:
     """Count the tokens in the loss of each generation together with the other processes, which all come here."""
     counts = [loss_mask_of(output).sum().float() for output in record.outputs]
     return [float(trainer.accelerator.reduce(count, "sum")) for count in counts]
+
+
+def _unlike_weights(policy: torch.nn.Module) -> list[str]:
+    """Name the parameters of which the processes have other values; each has all of them, as in data parallel training."""
+    integers = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+    # A sum of the bits as integers is exact, in whatever order a device adds them.
+    sums = {name: int(p.detach().view(integers[p.itemsize]).sum()) for name, p in policy.named_parameters()}
+    return [name for name in sums if any(other[name] != sums[name] for other in gather_object([sums]))]
 
 
 def loss_mask_of(output: Mapping[str, Any]) -> torch.Tensor:

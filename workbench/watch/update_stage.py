@@ -16,6 +16,9 @@ _DOMINATES = 0.5  # share of a step
 def update_stage(record: StepRecord, policy: Any, args: Any, state: Any) -> Stage:
     """Check that the optimizer takes the step that its definition and the trainer's config give, and that weights move."""
     step = record.update
+    if record.unlike:
+        cause = f"{_listed(record.unlike)} differ between the processes, each of which trains weights of its own"
+        return Stage("update", "different", cause)
     if step is None:
         return Stage("update", "cannot tell", record.problem)
     if fault := _fault_of_groups(step):
