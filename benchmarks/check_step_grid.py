@@ -504,7 +504,7 @@ def page() -> Iterator[str]:
         "",
         "In a setting's name `recomputed` is gradient checkpointing, `experts` a random mixture of experts, and on vLLM the",
         "mode is that of the importance-sampling correction. AsyncGRPO has the tests' stand-ins for its server and GPU",
-        "kernel. The numbers count stages.",
+        "kernel.",
         "",
         *csv_next_to_page("check_step_grid.csv"),
         "",

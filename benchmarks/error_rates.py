@@ -338,7 +338,7 @@ def page() -> list[str]:
         "Of one process at most 5% *different* is the aim; below three seeds it is never said. Never to learn, for one, can be",
         "a matter of luck: in up to 10% of cases 3 seeds share one outcome and the next run has another (5 seeds:",
         "7%, 8 seeds: 4%). So below 8 seeds a run that learns sooner, later or never is inconclusive, as are almost all other",
-        "verdicts. The difference of '4 higher' is within the tolerance.",
+        "verdicts.",
         "",
         "- Dense rewards rise from -25 to -4 from the first step on. Each seed has its own offset (deviation 1) and noise at",
         "  each step: independent with deviation 1, or autoregressive, AR(0.8), driven by that noise. The tolerance is 5.",

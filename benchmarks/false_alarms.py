@@ -344,7 +344,7 @@ def page() -> list[str]:
         "",
         f"In {len(judged(rows))} healthy trainings of toys on real TRL and real vLLM (in process, on a CPU), this page counts",
         "every warning. `attach_watch` applies the live rules at every step, on vLLM the sampler probe scores at every step",
-        f"too ({probes} times), and the audit reads the finished record. A training counts once, however many warnings it got.",
+        f"too ({probes} times), and the audit reads the finished record.",
         "",
         *table(
             ["what warned", "trainings with a false alarm", "trainings with any warning, also a true one"], rates(rows)
