@@ -192,6 +192,33 @@ def test_stock_penalises_rows_that_ended_at_a_custom_stop_id(tmp_path, starter_f
         assert score == pytest.approx(-1000 * without_eos, abs=30)  # a row is 62 of it, the reward model a few
 
 
+class Stricter(TrainerCallback):
+    """Notes the penalty that callbacks see, and doubles it after each update."""
+
+    def __init__(self):
+        self.seen = []
+
+    def on_train_begin(self, args, state, control, **_):
+        self.seen.append(args.missing_eos_penalty)
+
+    on_log = on_save = on_train_begin
+
+    def on_step_end(self, args, state, control, **_):
+        args.missing_eos_penalty *= 2
+
+
+def test_callbacks_and_checkpoints_have_the_users_penalty(tmp_path):
+    callback = Stricter()
+    options = {"missing_eos_penalty": 100.0, "save_steps": 1, "save_strategy": "steps", "callbacks": [callback]}
+    trainer, run = train_on_search(tmp_path, characters, **options)
+    assert callback.seen == [100.0, 100.0, 200.0, 200.0, 400.0] and trainer.args.missing_eos_penalty == 400.0
+    saved = [torch.load(path, weights_only=False) for path in sorted(tmp_path.rglob("checkpoint-*/training_args.bin"))]
+    assert [args.missing_eos_penalty for args in saved] == [200.0, 400.0]
+    rows = run.completions
+    penalty = (rows["finish_reason"] == "length") * rows["step"].map({1: 100.0, 2: 200.0})
+    assert rows["reward"].tolist() == (rows["completion"].str.len() - penalty).tolist()
+
+
 @pytest.mark.rare
 def test_rewards_land_at_the_index_of_a_run_padded_to_the_limit(train, starter_folder, monkeypatch):
     from workbench.training.ppo import PPOTrainer
@@ -336,7 +363,7 @@ def test_samples_for_evaluation_leave_the_training_as_it_was(tmp_path):
     plain = train_on_search(tmp_path / "plain", characters, **options)
     sampled = train_on_search(tmp_path / "sampled", characters, **options, num_sample_generations=3)
     trainer, run = sampled
-    assert trainer._penalty == 1.0 and trainer._original_get_reward == plain[0]._original_get_reward
+    assert trainer.args.missing_eos_penalty == 1.0 and trainer._original_get_reward == plain[0]._original_get_reward
     assert len(trainer.forwards) == len(run.metrics) == 3 and len(run.completions) == len(plain[1].completions)
     assert run.metrics["reward"].iloc[0] == plain[1].metrics["reward"].iloc[0]
 

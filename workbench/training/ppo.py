@@ -64,6 +64,9 @@ class PPOTrainer(ppo_trainer.PPOTrainer):
     """
 
     recorder: Any = None  # a `RunRecorder`
+    _withheld: float | None = (
+        None  # `args.missing_eos_penalty`, from where it is applied here to where TRL has passed its own
+    )
     dataloader: Any
     eval_dataloader: Any
 
@@ -135,6 +138,7 @@ class PPOTrainer(ppo_trainer.PPOTrainer):
 
     def log(self, logs: Any, *args: Any, **kwargs: Any):
         """TRL's log line, with `reward`, each reward function's mean, and the forward passes spent on generation."""
+        self._give_penalty_back()  # callbacks, checkpoints and trackers keep the user's settings
         own: dict[str, float] = {"generation/forwards": self.forwards[-1]} if self.forwards else {}
         if "objective/scores" in logs:  # the name of the other trainers
             own["reward"] = logs["objective/scores"]
@@ -152,6 +156,7 @@ class PPOTrainer(ppo_trainer.PPOTrainer):
             with self._own_functions():
                 return super().generate_completions(sampling)
         finally:
+            self._give_penalty_back()
             self.recorder, self._completion_metrics = recorder, metrics
             del self.forwards[updates:]
 
@@ -160,9 +165,6 @@ class PPOTrainer(ppo_trainer.PPOTrainer):
         if ppo_trainer.get_reward == self._get_reward:  # TRL samples from the evaluation set while it trains
             yield
             return
-        penalty, legacy = self.args.missing_eos_penalty, self.stop_rule.spec.stops_never
-        self._penalty = None if legacy else penalty  # `_get_reward` applies it, for the configured stops
-        self.args.missing_eos_penalty = penalty if legacy else None
         self._original_get_reward = ppo_trainer.get_reward
         own = {"batch_generation": self._batch_generation, "get_reward": self._get_reward}
         own["selective_log_softmax"] = _log_softmax
@@ -170,7 +172,11 @@ class PPOTrainer(ppo_trainer.PPOTrainer):
             with mock.patch.multiple(ppo_trainer, **own):
                 yield
         finally:
-            self.args.missing_eos_penalty = penalty
+            self._give_penalty_back()
+
+    def _give_penalty_back(self) -> None:
+        if self._withheld is not None:
+            self.args.missing_eos_penalty, self._withheld = self._withheld, None
 
     @torch.no_grad()
     def _batch_generation(
@@ -226,9 +232,14 @@ class PPOTrainer(ppo_trainer.PPOTrainer):
         else:
             logits, scores, lengths = self._original_get_reward(model, query_responses, pad_token_id, context_length)
             each = {}
-        if self._penalty is not None:
+        if self.args.missing_eos_penalty is not None and not self.stop_rule.spec.stops_never:
+            self._withheld, self.args.missing_eos_penalty = (
+                self.args.missing_eos_penalty,
+                None,
+            )  # else TRL looks for EOS
+        if self._withheld is not None:
             missing = torch.tensor([end.finish_reason != "stop" for end in ends], device=scores.device)
-            scores = scores - self._penalty * missing
+            scores = scores - self._withheld * missing
         eos = self.processing_class.eos_token_id
         trl_stopped = [eos in row for row in rows]  # stock PPO looks for EOS anywhere
         generation = Generation(
