@@ -112,3 +112,12 @@ def test_a_minimum_of_tokens_obeys_the_limit_of_the_options():
     args.max_completion_length, args.trust_remote_code = 8, False
     with pytest.raises(ParameterError, match="min_tokens=5: no stop can match within 3 tokens"):
         check_before_compute(resolve_model("search"), args, StopSpec(min_tokens=5), None)
+
+
+def test_a_folder_needs_no_tokenizer_where_one_is_given(tmp_path):
+    args = SimpleNamespace(generation_kwargs=None, use_vllm=False, temperature=1.0, max_completion_length=8)
+    args.trust_remote_code, tokenizer = False, AutoTokenizer.from_pretrained(resolve_model("search"))
+    check_before_compute(str(tmp_path), args, StopSpec(stop=("</search>",)), tokenizer)
+    GenerationConfig(eos_token_id=tokenizer.eos_token_id).save_pretrained(tmp_path)
+    with pytest.raises(ParameterError, match="stop token id 1000000: outside the vocabulary"):
+        check_before_compute(str(tmp_path), args, StopSpec(stop_token_ids=(10**6,)), tokenizer)

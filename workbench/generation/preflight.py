@@ -142,8 +142,9 @@ def check_before_compute(model: Any, args: Any, stops: StopSpec, tokenizer: Any)
     tokenizer, by_path = tokenizer_in(tokenizer), isinstance(model, str)
     path, config, on_disk = (model, None, None) if by_path else (model.name_or_path, model.generation_config, None)
     if args.use_vllm or (stops != StopSpec() and by_path):
-        # No revision: TRL starts vLLM without one, whatever the trainer's model was loaded with.
-        on_disk = AutoTokenizer.from_pretrained(path, trust_remote_code=args.trust_remote_code)
+        if args.use_vllm or tokenizer is None:  # else the folder need not have one
+            # No revision: TRL starts vLLM without one, whatever the trainer's model was loaded with.
+            on_disk = AutoTokenizer.from_pretrained(path, trust_remote_code=args.trust_remote_code)
         with contextlib.suppress(OSError):  # a folder need not have one
             config = GenerationConfig.from_pretrained(path) if by_path else config
     if (tokenizer := tokenizer or on_disk) and config:
