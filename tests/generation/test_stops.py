@@ -168,11 +168,12 @@ def test_bad_specs_are_refused(fields, message):
         ({"stop": None, "stop_token_ids": 5}, StopSpec(stop_token_ids=(5,))),
         (np.array([5, 6]), StopSpec(stop_token_ids=(5, 6))),
         (np.int64(5), StopSpec(stop_token_ids=(5,))),
+        ({"stop": "a", "min_tokens": np.int64(2)}, StopSpec(stop=("a",), min_tokens=2)),
     ],
 )
 def test_stops_are_read_in_every_common_form(given, spec):
     assert StopSpec.of(given) == spec
-    assert {type(i) for i in StopSpec.of(given).stop_token_ids} <= {int}
+    assert {type(i) for i in (*StopSpec.of(given).stop_token_ids, StopSpec.of(given).min_tokens)} == {int}
 
 
 @pytest.mark.parametrize(

@@ -75,6 +75,7 @@ class StopSpec:
                     raise ParameterError(f"StopSpec {name}: {one!r}: expected {expected}{hint}")
         if not isinstance(self.min_tokens, Integral) or self.min_tokens < 0:
             raise ParameterError(f"StopSpec min_tokens={self.min_tokens!r}: expected an integer of at least 0")
+        object.__setattr__(self, "min_tokens", int(self.min_tokens))  # transformers and JSON take no other integer
 
     @classmethod
     def of(cls, stops: "Stops") -> "StopSpec":
