@@ -208,3 +208,9 @@ def test_the_scorer_is_that_of_trls_own_trainer(tmp_path):
     assert sizes(report)["padding"] > 0.1 and sizes(report)["sampler"] < 1e-5
     report = mismatch_report(model, prompts, completions, alone, temperature=0.9, positions="explicit")
     assert np.abs(report.ratios.tokens).max() < 1e-5
+
+
+def test_a_scorer_in_float64_gets_a_verdict():
+    model = tiny("qwen2").double()
+    report = mismatch_report(model, **sampled_rollout(model))
+    assert report.dtype == "float64" and report.verdict.startswith("sampler and scorer agree")

@@ -43,7 +43,7 @@ class Attribution:
         rest = f"{self.rest:.2g} left"
         if self.by_size:
             rest += f", as much as {self.by_size} makes, though not token by token"
-        elif self.rest > TOLERANCE[self.report.dtype] / 10 and self.rest > 0.2 * whole:
+        elif self.rest > TOLERANCE.get(self.report.dtype, TOLERANCE["float32"]) / 10 and self.rest > 0.2 * whole:
             rest += ": not attributed, no suspect explains it"
         return f"{whole:.2g} nats a token: {parts or 'no cause found'}; {rest}."
 
