@@ -144,3 +144,15 @@ def loss_of(kind, factor, **settings):
 @pytest.mark.parametrize("kind", ["GRPO", "RLOO"])
 def test_the_loss_of_rows_beyond_the_clip_may_be_rounded(kind):
     assert [loss_of(kind, factor) for factor in (1.0, 1.01)] == ["same", "different"]
+
+
+def test_the_loss_of_rows_that_rloo_masks_may_be_rounded():
+    """Where all completions are truncated and left out, it is still the mean of the advantages: 0 but for rounding."""
+    none, settings = np.zeros(3), {"gradient_accumulation_steps": 1, "epsilon": 0.2}
+    rows = [LossRow(np.full(3, -1.0), advantage, none, old_sum=0.0) for advantage in (0.7, -0.3, -0.4)]
+    verdicts = []
+    for value in (0.0, 3e-8, 0.01):
+        micro = MicroRows(rows, [[5]] * 3, [[6, 7, 8]] * 3, None, value)
+        step = Step("RLOO", "float32", 1, 0, settings, [], [], [], None, [np.zeros(3)], [micro])
+        verdicts.append(check_loss(step, losses_of(step)).verdict)
+    assert verdicts == ["same", "same", "different"]

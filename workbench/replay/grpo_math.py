@@ -244,7 +244,9 @@ class Loss:
     slopes: list[Row]
     ratios: list[Row]
     entropy_slopes: list[Row] = field(default_factory=list)
-    flat: float = 0.0  # by how much the terms of a row are at most larger than its slopes: beyond a clip it has none
+    flat: float = (
+        0.0  # by how much the terms of a row are at most larger than its slopes: masked or beyond a clip it has none
+    )
 
 
 def grpo_loss(
@@ -385,7 +387,7 @@ def rloo_loss(
         loss, slope = clipped(ratio, row.advantage, epsilon, high)
         value += float(loss[0]) / len(rows) / accumulation
         slopes.append(slope * row.mask / len(rows) / accumulation)
-        flat = max(flat, float(np.maximum(np.abs(loss) - np.abs(slope), 0.0).sum()) / len(rows) / accumulation)
+        flat = max(flat, abs(float(loss[0])) / len(rows) / accumulation - float(np.abs(slopes[-1]).sum()))
         ratios.append(ratio)
     return Loss(value, slopes, ratios, flat=flat)
 
