@@ -17,6 +17,7 @@ from workbench.experiments.recipes import resolve_model
 from workbench.runs.run import Run
 from workbench.training.rows import is_of_a_step, positions_filled
 from workbench.watch.attach import attach_watch
+from workbench.watch.check_step import check_step
 
 pytestmark = pytest.mark.slow
 
@@ -202,6 +203,82 @@ def test_a_rollout_function_may_return_tensors_or_an_empty_row(empty):
         return {"prompt_ids": [own.encode(p) for p in prompts], "completion_ids": rows, "logprobs": logprobs}
 
     assert trained(rollout_func=rollout).state.global_step == 2
+
+
+AS_ROWS = pytest.mark.parametrize("as_row", [torch.tensor, np.array], ids=["tensors", "arrays"])
+
+
+def half_ended(trainer, count, as_row):
+    """Rows of three tokens, of which every other one ends with EOS."""
+    eos = trainer._tokenizer.eos_token_id
+    return [as_row([5, 6, eos if n % 2 else 7]) for n in range(count)]
+
+
+def scored_tokens(cls):
+    """A class that notes how many tokens of each row the loss takes."""
+
+    class Noting(cls):
+        def _generate_and_score_completions(self, inputs):
+            output = super()._generate_and_score_completions(inputs)
+            self.scored = (output["completion_mask"] * output.get("tool_mask", 1)).sum(1).tolist()
+            return output
+
+    return Noting
+
+
+@BOTH
+@AS_ROWS
+def test_a_subclass_may_sample_tensors_or_arrays(kind, as_row):
+    def subclass(cls):
+        class Sampler(scored_tokens(cls)):
+            def _generate_single_turn(self, prompt_ids, *_, **__):
+                rows = half_ended(self, len(prompt_ids), as_row)
+                return rows if kind == "RLOO" else (rows, None)
+
+        return Sampler
+
+    trainer = trained(kind, subclass=subclass, fields={"mask_truncated_completions": True})
+    assert trainer.scored == [0, 3] * 4
+    assert trainer.state.log_history[0]["stops/clipped_ratio"] == 0.5
+
+
+@BOTH
+@AS_ROWS
+def test_a_subclass_may_cut_rows_to_tensors_or_arrays(kind, as_row, tmp_path):
+    def subclass(cls):
+        class Cutter(cls):
+            def _generate(self, prompts):
+                generated = list(super()._generate(prompts))
+                generated[1] = [as_row([int(token) for token in ids][:2]) for ids in generated[1]]
+                return tuple(generated)
+
+        return Cutter
+
+    trained(kind, subclass=subclass, record_dir=tmp_path)
+    assert set(Run(tmp_path).completions["completion_tokens"]) <= {1, 2}
+
+
+@AS_ROWS
+def test_a_rollout_that_is_set_later_may_give_tensors_or_arrays(as_row, tmp_path):
+    def rollout(prompts, trainer):
+        ids, count = [as_row(trainer._tokenizer.encode(prompt)) for prompt in prompts], len(prompts)
+        given = {"logprobs": [as_row([-1.0] * 3)] * count, "env_mask": [as_row([1, 0, 1])] * count}
+        return {"prompt_ids": ids, "completion_ids": half_ended(trainer, count, as_row), **given}
+
+    fields = {"mask_truncated_completions": True}
+    trainer = build("ours", "GRPO", fields, subclass=scored_tokens, record_dir=tmp_path, record_steps=1)
+    trainer.rollout_func = rollout
+    trainer.train()
+    assert trainer.scored == [0, 2] * 4
+    rows = Run(tmp_path).completions
+    assert rows["finish_reason"].tolist() == rows["trl_finish_reason"].tolist() == ["length", "stop"] * 8
+    assert set(rows["completion_tokens"]) == {2} and len(list(tmp_path.rglob("step-*.gz"))) == 2
+    stock = build("stock", "GRPO", fields, rollout_func=rollout)
+    assert check_step(stock)["mask"].verdict == "same"
+    watch = attach_watch(stock, every=1)
+    stock.train()
+    rows = Run(watch.recorder.record_dir).completions
+    assert watch.on and rows["trl_finish_reason"].tolist() == ["length", "stop"] * 8
 
 
 def test_a_copy_in_another_dtype_computes_with_its_own_weights():

@@ -177,7 +177,7 @@ class _Control(RecordsRows, _Trainer):
         with control as raw_ids:
             sampled = super()._generate_single_turn(prompt_ids, *rest, **kwargs)
         completion_ids, logprobs = sampled if isinstance(sampled, tuple) else (sampled, None)
-        rows = [list(row) for row in (raw_ids[-1].tolist() if raw_ids else completion_ids)]
+        rows = [list(map(int, row)) for row in (raw_ids[-1].tolist() if raw_ids else completion_ids)]
         self.generation = dataclasses.replace(self.generation, sampled=rows)
         cut = [self._ended(row, self.stop_rule.find_end(row)) for row in rows]
         if not isinstance(sampled, tuple):
@@ -212,6 +212,9 @@ class _Control(RecordsRows, _Trainer):
 
     def _ended(self, ids: Sequence[int], end: End | None = None) -> EndedRow:
         """A row up to its end; without one its last token says whether it stopped."""
+        ids = list(
+            map(int, ids)
+        )  # of a subclass or a rollout function they may be tensors, which equal no stop in a set
         end = end or self.stop_rule.last_end(ids)
         return EndedRow(ids[: end.index], end, self._tokenizer.eos_token_id)
 
@@ -262,7 +265,7 @@ class _Control(RecordsRows, _Trainer):
         )
 
     def _scored_generation(self, rows: Sequence, completions: Sequence) -> Generation:
-        if self.stop_rule is None or [row[:] for row in rows] == self.generation.rows:
+        if self.stop_rule is None or [list(map(int, row[:])) for row in rows] == self.generation.rows:
             return self.generation
         # A subclass has changed the rows: which of their tokens are a tool's, and what was sampled, is not known.
         changed = self._generation_of(self._all_ended(rows), list(completions), own_tokens=None)

@@ -544,7 +544,7 @@ class StepListener:
 
     def _note_turn(self, prompts: Any, completions: Any) -> None:
         """Note copies: TRL's loop of tools writes into its lists."""
-        self._record.turns.append(([list(ids) for ids in prompts], [list(ids[:]) for ids in completions]))
+        self._record.turns.append(([_tokens(ids) for ids in prompts], [_tokens(ids) for ids in completions]))
 
     def _note_answer(self, pairs: list[tuple]) -> None:
         self._asked.extend(pairs)

@@ -150,7 +150,7 @@ def positions_filled(trainer: Any) -> Iterator[None]:
 def stopped_for_trl(trainer: Any, rows: Sequence[Sequence[int]]) -> list[bool]:
     """For each of B plain rows, True where stock TRL takes it for stopped, by the last id."""
     ends = trl_ends(trainer)
-    return [len(ids) > 0 and ids[-1] in ends for ids in rows]
+    return [len(ids) > 0 and int(ids[-1]) in ends for ids in rows]  # a subclass may have tensors
 
 
 @dataclasses.dataclass(frozen=True)
@@ -202,7 +202,7 @@ class Generation:
         if self.own_tokens is None:
             columns["completion_tokens"] = [len(ids) for ids in self.rows]
         else:
-            columns["completion_tokens"] = [sum(mask) for mask in self.own_tokens]
+            columns["completion_tokens"] = [int(sum(mask)) for mask in self.own_tokens]
         if self.sampled:
             columns["sampled_tokens"] = [len(ids) for ids in self.sampled]
         if self.engine_reasons is not None:

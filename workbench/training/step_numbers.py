@@ -307,7 +307,7 @@ def _sampled_rows(trainer: Any, record: StepRecord) -> Iterator[SampledRow]:
     scored = [(output, i) for output in record.outputs for i in range(len(output["completion_ids"]))]
     known = record.finish_reasons if len(record.finish_reasons) == len(made) else None
     for number, ((prompt, row, own), mask, (output, index)) in enumerate(zip(made, masks, scored, strict=True)):
-        ids, ended = list(row[:]), None
+        ids, ended = list(map(int, row[:])), None  # a subclass may have tensors
         own, end = np.ones(len(ids)) if own is None else np.asarray(own, dtype=float), len(ids)
         if getattr(row, "end", None) is not None:  # a trainer of ours, which knows
             ended = row.end.finish_reason == "stop"
@@ -320,12 +320,12 @@ def _sampled_rows(trainer: Any, record: StepRecord) -> Iterator[SampledRow]:
             ended, end = True, place + 1
         elif len(ids) >= limit:
             ended = False
-        cut_for_trl = bool(ids) and row[-1] not in ends_for_trl
+        cut_for_trl = bool(ids) and int(row[-1]) not in ends_for_trl
         width, device = output["completion_ids"].shape[1], output["completion_ids"].device
         there = torch.arange(width, device=device) < len(ids)
         parts = {name: _part(output.get(key), index, there) for name, key in _OF_A_ROW.items()}
         parts["old_sum"] = _old_sum(output, index)
-        yield SampledRow(list(prompt), ids, own, ended, end, cut_for_trl, mask, **parts)
+        yield SampledRow(list(map(int, prompt)), ids, own, ended, end, cut_for_trl, mask, **parts)
 
 
 def with_generation(step: Step, output: Mapping[str, Any]) -> Step:

@@ -177,7 +177,7 @@ class Watch(LiveCallback):
     def _keep(self, scored: dict) -> None:
         """The rows of one generation, of all processes as TRL gathered them."""
         trainer, step = self._trainer, self._trainer.state.global_step + 1
-        prompt_ids, completion_ids = ([list(ids) for ids in rows] for rows in self._generated[:2])
+        prompt_ids, completion_ids = ([list(map(int, ids)) for ids in rows] for rows in self._generated[:2])
         distills = self._kind == "Distillation"  # it logs no completions and gathers none
         count, ends = len(completion_ids) if distills else len(trainer._logs["prompt"]), dict[str, list]()
         if len(completion_ids) == count:  # else other processes have rows whose ids are not known here
