@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from workbench.errors import ParameterError
-from workbench.training.ppo_rewards import score
+from workbench.training.ppo_rewards import RewardFunctions, score
 from workbench.training.rewards import distinct, name_of, validated
 
 TEXTS = ["first", "second", "third"]
@@ -83,3 +83,17 @@ def test_functions_of_one_name_are_numbered():
     assert sums == [3.0] * 3 and each == {"odd": [1] * 3, "odd_2": [2] * 3}
     assert distinct(["odd", "odd_2", "odd"]) == ["odd", "odd_2", "odd_3"]
     assert name_of(functools.partial(answering([1]))) == "odd"
+
+
+def test_ids_of_the_data_set_do_not_pass_for_those_sampled():
+    """As in TRL's GRPO; a data set of prompts and completions that is tokenized for SFT has such a column."""
+    seen = []
+
+    def reward(prompts, completions, completion_ids, **columns):
+        seen.append((prompts, completion_ids, set(columns)))
+        return [0.0] * len(completions)
+
+    functions = RewardFunctions(reward)
+    functions.begin({"prompt": ["a"], "completion": ["b"], "completion_ids": [[9]], "answer": ["c"]})
+    functions.score_next(["decoded"], ["d"], [[5, 6]], None)
+    assert seen == [(["a"], [[5, 6]], {"answer", "trainer_state"})]

@@ -10,6 +10,7 @@ from ..errors import ParameterError
 from .rewards import RewardFn, distinct, is_async, name_of, row_name, validated
 
 _TOKENIZED = ("input_ids", "attention_mask", "token_type_ids")
+_NOT_PASSED = ("completion", "completion_ids")  # columns of a data set that TRL's GRPO keeps from reward functions
 
 
 class RewardFunctions(torch.nn.Module):
@@ -46,7 +47,7 @@ class RewardFunctions(torch.nn.Module):
         """Score the next B rows of the batch: B sums, and function name -> B values or None."""
         rows = slice(self._row, self._row + len(completions))
         self._row = rows.stop
-        columns = {name: values[rows] for name, values in self._columns.items()}
+        columns = {name: values[rows] for name, values in self._columns.items() if name not in _NOT_PASSED}
         columns = {"prompts": columns.pop("prompt", prompts), "completion_ids": completion_ids, **columns}
         sums, each = score(
             self.functions, self.weights, completions=completions, trainer_state=trainer_state, **columns
