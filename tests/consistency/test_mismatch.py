@@ -214,3 +214,14 @@ def test_a_scorer_in_float64_gets_a_verdict():
     model = tiny("qwen2").double()
     report = mismatch_report(model, **sampled_rollout(model))
     assert report.dtype == "float64" and report.verdict.startswith("sampler and scorer agree")
+
+
+def test_a_verdict_says_how_many_tokens_it_does_not_know():
+    model = tiny("qwen2")
+    rollout = sampled_rollout(model)
+    assert "no sampled log-prob" not in mismatch_report(model, **rollout).verdict
+    rollout["sampled_logprobs"] = [rollout["sampled_logprobs"][0][:1] + [None] * 11, [None] * 5, [None] * 9, [None]]
+    verdict = mismatch_report(model, **rollout).verdict
+    assert (
+        verdict.startswith("sampler and scorer agree") and "where 26 of 27 tokens have no sampled log-prob" in verdict
+    )

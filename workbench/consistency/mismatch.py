@@ -69,6 +69,8 @@ class MismatchReport:
     def verdict(self) -> str:
         whole = np.abs(self.ratios.tokens)
         size = f"{whole.mean():.1e} nats per token on average, {whole.max():.1e} at most ({self.dtype})"
+        if self.ratios.missing:
+            size += f", where {self.ratios.missing} of {len(whole)} tokens have no sampled log-prob and count as 0"
         if whole.max() <= TOLERANCE.get(self.dtype, TOLERANCE["float32"]):  # float64 rounds less
             return f"sampler and scorer agree: {size}."
         part, rounding = self.parts[self.largest].abs(), self.parts["dtype"].abs().mean()
