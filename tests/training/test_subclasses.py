@@ -219,3 +219,18 @@ def test_a_new_training_moves_all_of_a_former_record_aside(tmp_path):
 def test_ppos_loader_has_what_a_loader_has():
     loader = NotifyingLoader(DataLoader([1, 2, 3], batch_size=2), None)
     assert loader.batch_size == 2 and loader.dataset == [1, 2, 3]
+
+
+@BOTH
+def test_a_child_that_scores_itself_reads_the_last_tokens(kind):
+    def subclass(cls):
+        class Scorer(cls):
+            def _calculate_rewards(self, inputs, prompts, completions, completion_ids_list):
+                self.last = [(ids[-1], list(ids)[-1]) for ids in completion_ids_list]
+                return super()._calculate_rewards(inputs, prompts, completions, completion_ids_list)
+
+        return Scorer
+
+    trainer = build("ours", kind, {"max_completion_length": 2}, subclass=subclass, stops=StopSpec.never())
+    trainer.train()
+    assert trainer.last and all(one == other for one, other in trainer.last)

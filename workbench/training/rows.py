@@ -318,7 +318,8 @@ class RecordsRows(TrainedOnce):
         calculate = self._calculate_rewards  # of a subclass too, which may change the rewards or replace the method
 
         def noting(inputs: Any, prompts: Any, completions: Any, completion_ids_list: Sequence):
-            rewards = calculate(inputs, prompts, completions, completion_ids_list)
+            plain = [ids[:] for ids in completion_ids_list]  # a child that scores itself reads the real last token
+            rewards = calculate(inputs, prompts, completions, plain)
             self._note_scores(prompts, completions, completion_ids_list, rewards)
             return rewards
 
