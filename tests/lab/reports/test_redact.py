@@ -284,3 +284,20 @@ def test_a_copy_hides_what_several_elements_say():
 def test_a_run_s_folder_with_blanks_in_it_goes_whole(tmp_path):
     run = write_run(tmp_path / "Acme Merger 2026" / "runs")
     assert "Merger" not in hider([run], redact=True)(f"saved to {run.path}/metrics.jsonl and closed")
+
+
+def test_a_copy_hides_each_host_and_a_notebook_s_folder_with_blanks(tmp_path):
+    """A run that was resumed elsewhere, of a notebook and a data set in folders with blanks in their names."""
+    run, folder = write_run(tmp_path / "runs", state="failed"), tmp_path / "Acme Merger"
+    folder.mkdir()
+    data = folder / "old prompts.jsonl"
+    data.touch()
+    write_json(run.path / "params.json", {"dataset": str(data)})
+    about = {"path": f"{folder}/b.ipynb", "code": "c", "cwd": str(folder)}
+    rows = [{"notebook": about, "environment": {"host": host}} for host in ("nodea3", "nodeb7")]
+    (run.path / "executions.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    page = build_report(run, redact=True).read_text()
+    assert "executed 2 times, with the same code, on [host]" in page and not re.search("nodea3|nodeb7", page)
+    assert "Merger" not in page and "[path]/b.ipynb" in page
+    write_json(run.path / "env.json", {"argv": 5, "host": "nodec1"})
+    assert hider([run], redact=True)(f"nodec1 {folder}") == "[host] [path]"

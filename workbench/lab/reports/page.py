@@ -11,7 +11,7 @@ import getpass
 import hashlib
 import os
 import socket
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 
 from jinja2 import Environment, FileSystemLoader
@@ -24,10 +24,11 @@ from ...runs.secrets import hide_tokens
 from ...runs.text import visible
 from . import facts
 from .clean import attribute
-from .redact import Redactor, users_in
+from .redact import ODD, Redactor, users_in
 
 _SHORT = 200  # characters of a text that many runs may share, such as the name of a column or a package
 _TEMPLATES = Path(__file__).parent / "templates"
+_NOTEBOOKS = ("executed.ipynb", "executing.ipynb")
 
 
 def render(template: str, *, script: str = "", **values) -> str:
@@ -84,18 +85,30 @@ def hider(runs: Sequence[Run], redact: bool) -> Callable[[str], str]:
         with contextlib.suppress(OSError, RunError):  # of a damaged run nothing is shown
             hosts |= {str(run.env.get("host", "")), str(run.status.get("owner", {}).get("host", ""))}
             commits |= {str(run.env.get("git_commit", "")).partition(" ")[0]}
+            hosts |= {str(done["environment"].get("host", "")) for done in run.executions}  # it may have been resumed
     users = {os.environ.get("USER", ""), os.environ.get("LOGNAME", "")}
     with contextlib.suppress(KeyError, OSError, RuntimeError):  # in a container a user may have a number and no name
         users |= {Path.home().name, getpass.getuser()}
     users |= {name for text in _texts(runs) for name in users_in(text)}
-    folders = sorted({str(run.path) for run in runs if " " in str(run.path)}, key=len, reverse=True)
+    folders = {path for run in runs for path in _paths(run) if ODD.search(path)}
     return functools.lru_cache(maxsize=4096)(Redactor(hosts, users, commits, folders).text)
+
+
+def _paths(run: Run) -> Iterator[str]:
+    """The run's folder, those of its notebooks, and the paths that it was given."""
+    paths = [str(run.path)]
+    with contextlib.suppress(OSError, RunError):  # of a damaged run nothing is shown
+        paths += [str(done["notebook"].get(key, "")) for done in run.executions for key in ("path", "cwd")]
+        argv = run.env.get("argv")
+        given = [*run.params.values(), *(argv if isinstance(argv, list) else [])]
+        paths += [text for text in given if isinstance(text, str) and os.path.exists(text)]
+    return filter(os.path.isabs, paths)
 
 
 def _texts(runs: Sequence[Run]) -> Iterable[str]:
     """Return what of a run may name a home folder."""
     for run in runs:
         yield str(run.path)
-        for name in ("executed.ipynb", "executing.ipynb", "log.txt", "params.json", "env.json", "status.json"):
+        for name in (*_NOTEBOOKS, "log.txt", "executions.jsonl", "params.json", "env.json", "status.json"):
             with contextlib.suppress(OSError, RunError):  # what cannot be read is not shown either
                 yield read_text(run.path / name)

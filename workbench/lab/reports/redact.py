@@ -36,10 +36,14 @@ def changed_together(texts: Sequence[str], change: Callable[[str], str], before:
 # --- hosts, users, paths -------------------------------------------------------------------------------------------
 
 
-_PART = r"[^\s/\\\"'`<>|:;,()\[\]{}*?=&]+"
+_NOT_IN_A_PART = r"\s\\\"'`<>|:;,()\[\]{}*?=&"
+_PART = rf"[^/{_NOT_IN_A_PART}]+"
+ODD = re.compile(f"[{_NOT_IN_A_PART}]")  # in a path: it is found in a text only where it is known
+_QUOTED = (  # may hold blanks
+    r"\"(?P<double>(?:/[^\"\n/]{1,255}){2,40}/?)\"|'(?P<single>(?:/[^'\n/]{1,255}){2,40}/?)'"
+)
 _PATHS = re.compile(
-    rf"\"(?P<double>(?:/[^\"\n/]{{1,255}}){{2,40}}/?)\"|'(?P<single>(?:/[^'\n/]{{1,255}}){{2,40}}/?)'"  # may hold blanks
-    rf"|(?<![\w.~\])}}/<-])/{_PART}(?:/{_PART})+/?|/(?:home|Users)/{_PART}(?:/{_PART})*/?|~{_PART}/{_PART}(?:/{_PART})*"
+    rf"{_QUOTED}|(?<![\w.~\])}}/<-])/{_PART}(?:/{_PART})+/?|/(?:home|Users)/{_PART}(?:/{_PART})*/?|~{_PART}/{_PART}(?:/{_PART})*"
 )
 _FILE = re.compile(
     r"(?:(?:site|dist)-packages/.+|[^/]+\.(?:py|ipynb|jsonl?|parquet|html|txt|csv|log|ya?ml|toml|safetensors|sh|so))\Z"
@@ -83,8 +87,9 @@ class Redactor:
     def text(self, text: str) -> str:
         """The text without them; twice is the same as once."""
         text = hide_tokens(text)
-        for folder in self.folders:  # with a blank in it, it ends in a text nobody knows where
-            text = text.replace(folder, PATH)
+        if self.folders:  # with a blank or the like in it, a path ends in a text nobody knows where
+            known = "|".join(map(re.escape, sorted(self.folders, key=len, reverse=True)))
+            text = re.sub(rf"{_QUOTED}|(?:{known})(?:/{_PART})*/?", _path, text)
         text = HEX40.sub(lambda m: m[0] if self._commit(text, m) else TOKEN, text)
         pieces, end = [], 0
         for url in _URL.finditer(text):  # their paths are nobody's folders
