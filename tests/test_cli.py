@@ -1,4 +1,6 @@
+import errno
 import inspect
+import json
 import os
 import re
 import shlex
@@ -344,6 +346,21 @@ def test_a_kernel_without_a_language_is_refused_unless_python(capsys, tmp_path):
         assert code == 0 or f"its kernel is {name}, of which the file does not say the language" in err
 
 
+@pytest.mark.parametrize("metadata", [None, [], {"kernelspec": None}, {"workbench": None}])
+def test_odd_metadata_of_a_notebook_is_refused_by_name(capsys, tmp_path, metadata):
+    path = write_notebook(tmp_path / "mine.ipynb")
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"metadata": metadata}))
+    code, _, err = call(capsys, "run", path, "--dry-run", "--runs-dir", tmp_path / "runs")
+    assert code == 2 and re.match(r"workbench: .*mine.ipynb: metadata (None|\[\]|{.*): expected an object", err)
+
+
+def test_the_name_of_a_kernel_commands_no_terminal(capsys, tmp_path):
+    path = write_notebook(tmp_path / "mine.ipynb")
+    path.write_text(path.read_text().replace('"python3"', '"x\\u001b[2J"'))
+    err = call(capsys, "run", path, "--dry-run", "--runs-dir", tmp_path / "runs")[2]
+    assert r"-k x\x1b[2J takes its own kernel" in err
+
+
 def test_a_parameters_file_that_unfolds_without_end_is_refused(capsys, tmp_path):
     path = write_notebook(tmp_path / "mine.ipynb")
     lines = ["a0: &a0 [x, x, x, x, x, x, x, x, x, x]"]
@@ -389,3 +406,46 @@ def test_options_of_a_run_that_cannot_be_are_refused(capsys, tmp_path):
     ):
         code, _, err = call(capsys, *run, *wrong)
         assert code == 2 and says in err
+
+
+def test_help_shows_a_runs_folder_with_a_percent_sign(capsys, monkeypatch):
+    monkeypatch.setenv("WORKBENCH_RUNS", "/data/50% off/runs")
+    code, out, _ = call(capsys, "run", "--help")
+    assert code == 0 and "/data/50% off/runs)" in " ".join(out.split())
+
+
+def test_a_folder_that_is_gone_gives_one_line(capsys, monkeypatch, tmp_path):
+    monkeypatch.delenv("WORKBENCH_RUNS", raising=False)
+    (tmp_path / "gone").mkdir()
+    monkeypatch.chdir(tmp_path / "gone")
+    (tmp_path / "gone").rmdir()
+    code, out, err = call(capsys, "status")
+    assert (code, out) == (2, "") and err.startswith("workbench: the current folder is gone") and err.count("\n") == 1
+
+
+def test_a_full_quota_says_what_to_do_and_shows_no_token(capsys, monkeypatch, tmp_path):
+    def full(*_, **__):
+        raise OSError(errno.EDQUOT, "Disk quota exceeded", "/scratch/hf_abcdefghijklmnopqrstuvwxyz12345678/x")
+
+    monkeypatch.setattr(cli, "list_runs", full)
+    code, _, err = call(capsys, "status", "--runs-dir", tmp_path)
+    assert code == 3 and "Disk quota exceeded: '/scratch/[token]/x'; free some space" in err
+
+
+def test_rows_as_json_show_no_secret_and_are_strict_json(capsys, tmp_path):
+    runs = [write_run(tmp_path, f"2026-{n}") for n in (1, 2)]
+    (runs[0].path / "status.json").write_text('{"state": "HF_TOKEN=S3cretS3cret"}')
+    (runs[1].path / "result.json").write_text('{"numbers": {"rise": NaN}}')
+    out = call(capsys, "status", "--json", "--runs-dir", tmp_path)[1]
+    rows = [json.loads(line, parse_constant=pytest.fail) for line in out.splitlines()]
+    assert "state='HF_TOKEN=[token]'" in rows[0]["error"] and rows[1]["result"]["numbers"] == {"rise": None}
+
+
+@pytest.mark.parametrize("name", ["two words", "-dash", "it's"])
+def test_the_command_that_new_prints_can_be_pasted(capsys, monkeypatch, tmp_path, name):
+    monkeypatch.chdir(tmp_path)
+    out = call(capsys, "new", "--", name)[1]
+    _, command, notebook = shlex.split(re.search("run it with `(.*)`", out)[1])
+    assert call(capsys, command, notebook, "--dry-run", "--runs-dir", tmp_path / "runs")[1].startswith(
+        f"run    {name}\n"
+    )

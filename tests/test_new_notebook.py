@@ -31,6 +31,16 @@ def run_of(mine, *parameters):
     return run
 
 
+@pytest.mark.parametrize("name", ['a "b"', "a\\b", "it's \U0001f600", "MY NAME"])
+def test_a_new_notebook_of_any_name_opens_a_run_of_that_name(capsys, tmp_path, name):
+    assert call(capsys, "new", name, "--folder", tmp_path)[0] == 0
+    cells = json.loads((tmp_path / f"{name}.ipynb").read_text())["cells"]
+    trees = [ast.parse("".join(cell["source"])) for cell in cells if cell["cell_type"] == "code"]
+    calls = [node for tree in trees for node in ast.walk(tree) if isinstance(node, ast.Call)]
+    (opened,) = [call.args[0].value for call in calls if getattr(call.func, "id", "") == "open_run"]
+    assert opened == name and "".join(cells[0]["source"]).startswith(f"# {name}\n")
+
+
 def test_a_new_notebook_has_parameters_one_training_and_a_result(capsys, tmp_path):
     code, out, _ = call(capsys, "new", "mine", "--folder", tmp_path)
     assert code == 0 and str(tmp_path / "mine.ipynb") in out

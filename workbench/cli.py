@@ -7,6 +7,7 @@ import inspect
 import json
 import os
 import re
+import shlex
 import sys
 import traceback
 from collections.abc import Callable, Sequence
@@ -30,11 +31,11 @@ def main(argv: list[str] | None = None) -> int:
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):
             stream.reconfigure(errors="backslashreplace")  # a terminal of latin-1 shows the rest as escapes
-    parser = _parser()
-    args, unknown = parser.parse_known_args(argv)
-    if unknown and args.command not in (_run, _sweep):
-        parser.error(f"unrecognized arguments: {hide_tokens(' '.join(unknown))}")
     try:
+        parser = _parser()
+        args, unknown = parser.parse_known_args(argv)
+        if unknown and args.command not in (_run, _sweep):
+            parser.error(f"unrecognized arguments: {hide_tokens(' '.join(unknown))}")
         if unknown:
             parse_assignments(args.parameter)  # `-p steps 5` leaves 5 over: the first mistake is named
             raise ParameterError(_meant_as_parameter(unknown))
@@ -47,9 +48,9 @@ def main(argv: list[str] | None = None) -> int:
     except BrokenPipeError:  # the reader left, as `| head` does
         return 141  # the code of a program that SIGPIPE ended
     except OSError as error:  # a full disk, a folder that cannot be written
-        full = error.errno == errno.ENOSPC
+        full = error.errno in (errno.ENOSPC, errno.EDQUOT)
         advice = "; free some space, then continue a run with `workbench run NOTEBOOK --resume RUN`" if full else ""
-        print(f"workbench: {one_line(str(error))}{advice}", file=sys.stderr)
+        print(f"workbench: {one_line(hide_tokens(str(error)))}{advice}", file=sys.stderr)
         return UNFINISHED
     except MemoryError as error:
         advice = "end other programs, then continue a run with `workbench run NOTEBOOK --resume RUN`"
@@ -114,7 +115,8 @@ def _parser() -> argparse.ArgumentParser:
         made = commands.add_parser(name, help=purpose[0], description=about, epilog=example)
         made.set_defaults(command=function)
         if of_runs:
-            made.add_argument("--runs-dir", type=Path, help=f"folder of all runs (default {runs_root()})")
+            default = str(runs_root()).replace("%", "%%")  # argparse fills in `%(name)s`
+            made.add_argument("--runs-dir", type=Path, help=f"folder of all runs (default {default})")
         return made
 
     run = command(_run)
@@ -437,7 +439,7 @@ def _status(args) -> int:
         summaries.append(summary)
         if summary.status["state"] == "failed" or summary.failed or summary.problem_counts():
             bad.append(f"{run.notebook}/{run.id}")
-        return json.dumps(summary.row) if args.json else summary.line
+        return json.dumps(jsonable(summary.row)) if args.json else summary.line
 
     code = _print_rows(runs, row, as_json=args.json)
     if not args.json and len(runs) != 1:
@@ -458,7 +460,7 @@ def _print_rows(runs: Sequence[Run], row: Callable[[Run], str | None], *, as_jso
             shown = row(run)
         except Exception as error:  # whatever is odd in one run, the others are shown
             about = {"run": str(run.path), "notebook": run.notebook, "id": run.id, "state": "unreadable"}
-            shown = json.dumps(about | {"error": str(error)}) if as_json else unreadable(run, error)
+            shown = json.dumps(about | {"error": hide_tokens(str(error))}) if as_json else unreadable(run, error)
             code = 1
         if shown:
             print(shown)
@@ -529,7 +531,8 @@ def _new(args) -> int:
     from .lab.batch.notebooks import write_notebook
 
     path = write_notebook(args.name, args.folder)
-    print(f"{path}\nchange it with `jupyter lab {path}`, run it with `workbench run {path}`")
+    quoted = shlex.quote(f"./{path}" if str(path).startswith("-") else str(path))
+    print(f"{path}\nchange it with `jupyter lab {quoted}`, run it with `workbench run {quoted}`")
     return 0
 
 

@@ -95,14 +95,22 @@ def test_a_notebook_of_format_3_is_refused_with_what_rewrites_it(tmp_path):
     path = tmp_path / "old.ipynb"
     cell = {"cell_type": "code", "language": "python", "input": "seed = 1", "outputs": [], "metadata": {}}
     path.write_text(json.dumps({"nbformat": 3, "nbformat_minor": 0, "metadata": {}, "worksheets": [{"cells": [cell]}]}))
-    with pytest.raises(ParameterError, match="of format 3, and format 4 runs here; `jupyter nbconvert --to notebook"):
+    with pytest.raises(
+        ParameterError, match="of format 3, and format 4 runs here; `jupyter nbconvert --to notebook"
+    ) as told:
         notebook_parameters(path)
+    assert str(told.value).startswith(f"{path}: a notebook of format 3")
 
 
 def test_bytes_that_are_no_text_are_refused_in_a_value():
     with pytest.raises(ParameterError, match=r"-p 'a=\\udcff': not UTF-8"):
         parse_assignments(["a=\udcff"])
     assert parse_assignments(["a=ü"]) == {"a": "ü"}
+
+
+def test_a_line_may_end_as_on_an_old_mac():
+    found = parse_parameters("a = 1  # first\rb = 2  # second\r\nc = 3  # third\n")
+    assert [p.help for p in found.values()] == ["first", "second", "third"]
 
 
 def test_without_a_parameters_cell_any_name_is_taken(tmp_path):
@@ -256,7 +264,8 @@ KNOWN = parse_parameters(
     [{"model": TOKEN}, {"seed": TOKEN}, {"modell": TOKEN}, {TOKEN: 1}, {"model": "f" * 40}, {"model": f"https://a:{TOKEN}@x.org"},
      {"model": "AKIA" + "A1" * 8}, {"model": f"x HF_TOKEN={TOKEN[3:]}"}, {"api_key": TOKEN[3:]},
      {"stops": ["</s>", f"password: {TOKEN[3:]}"]}, {"stops": {"a": {"api_key": TOKEN[3:]}}}, {"stops": [["x", TOKEN]]},
-     {"stops": {TOKEN: 1}}, {"stops": f"['--api-key', '{TOKEN[3:]}']"}, {"stops": ["f" * 40]}]
+     {"stops": {TOKEN: 1}}, {"cookie": TOKEN[3:]}, {"stops": {"name": "HF_TOKEN", "value": TOKEN[3:]}},
+     {"stops": f"['--api-key', '{TOKEN[3:]}']"}, {"stops": ["f" * 40]}]
 )  # fmt: skip
 def test_a_token_as_parameter_is_refused_without_being_repeated(given):
     with pytest.raises(ParameterError) as caught:

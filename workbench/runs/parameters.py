@@ -19,7 +19,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from ..errors import ParameterError, did_you_mean
-from .secrets import hide_tokens, looks_like_token, names_secret
+from .files import jsonable
+from .secrets import hide_tokens, looks_like_token, map_text, names_secret
 
 SET_BY_RUNNER = ("out_dir", "interactive")  # parameters that say where a notebook runs, not what it does
 
@@ -93,6 +94,8 @@ def notebook_cells(path: Path) -> list[dict]:
         cells = content["cells"]
         for cell in cells:
             _ = cell["cell_type"], "".join(cell["source"]), "parameters" in cell["metadata"].get("tags", [])
+    except ParameterError:
+        raise
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise ParameterError(f"{path}: not a notebook of format 4 ({type(error).__name__}: {error})") from error
     return cells
@@ -110,7 +113,7 @@ def parse_parameters(source: str) -> dict[str, Parameter]:
 
 @functools.lru_cache(maxsize=64)  # a sweep asks four times for the parameters of its notebook
 def _parsed(source: str) -> Mapping[str, Parameter]:
-    lines, nodes = source.split("\n"), parse_cell(source)[0].body
+    lines, nodes = re.split("\r\n?|\n", source), parse_cell(source)[0].body  # as Python counts lines
     found: dict[str, Parameter] = {}
     for node in nodes:
         line = lines[(node.end_lineno or 1) - 1]
@@ -198,7 +201,10 @@ def check_parameters(known: Mapping[str, Parameter], given: Mapping[str, object]
 
 def _refuse_token(what: str, value, name: str = "") -> None:
     """Before any other check, whose message would show the value; of a list or a mapping all texts are looked at."""
-    if any(looks_like_token(near, text) for near, text in _texts(name, _read(value))):
+    read = _read(value)
+    written = jsonable({name: read})  # what a run writes is looked at too: it would go on with `[token]` for the value
+    hidden = map_text(written, hide_tokens) != written
+    if hidden or any(looks_like_token(near, text) for near, text in _texts(name, read)):
         shown = "a parameter's name" if looks_like_token("", name) else what
         raise ParameterError(
             f"{shown} looks like a secret, which the run would write into params.json, the notebook and the report; set it in "

@@ -117,6 +117,11 @@ def test_code_that_is_no_python_counts_as_its_text(tmp_path):
     assert code_of(write(tmp_path, "this is not (")) != code_of(write(tmp_path, "this is not ["))
 
 
+def test_a_magic_whose_file_is_named_later_is_code_as_any(tmp_path):
+    cells = [f"get_ipython().run_cell_magic('writefile', name, {body})" for body in ("text", "other")]
+    assert code_of(write(tmp_path / "a", cells[0])) != code_of(write(tmp_path / "b", cells[1]))
+
+
 def test_other_code_than_was_planned_and_no_notebook_are_refused(tmp_path):
     path = write(tmp_path, "import helpers", HELPERS)
     planned = code_files(path)

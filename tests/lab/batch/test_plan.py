@@ -183,8 +183,10 @@ def test_resume_refuses_other_parameters_and_done_or_going_runs(hand_made, tmp_p
     set_status(run.path, "interrupted")
     with pytest.raises(ParameterError, match="parameter steps=4: the run to resume has 3"):
         plan_run(path, {"steps": 4}, root=root, resume=run.id)
-    with pytest.raises(RunError, match="not a run folder"):
-        plan_run(path, {}, root=root, resume="nowhere")
+    with pytest.raises(
+        RunError, match=f"--resume last: not a run folder, and no run of .* the newest are {run.id}. Without"
+    ):
+        plan_run(path, {}, root=root, resume="last")
 
 
 def test_a_run_with_another_default_is_offered_for_resuming(hand_made, tmp_path):
@@ -343,6 +345,10 @@ def test_the_plan_says_what_the_audit_found_in_a_done_run(notebook, tmp_path):
         "skip   seed=1  (2026-1, done)",
         "skip   seed=2  (2026-2, done)",
     ]
+    audit = with_problem(runs[2]).audit
+    audit["trainings"][0]["findings"][0]["title"] = "\x1b[2Jmasked\n"  # of a run that anyone wrote
+    write_json(runs[2].path / "audit.json", audit)
+    assert str(plan_sweep(notebook(TRAIN), {"seed": "2"}, tmp_path / "runs")[0]).endswith(r"problem \x1b[2Jmasked\n)")
 
 
 def test_a_dry_run_prints_the_plan_and_starts_nothing(notebook, tmp_path, capsys, monkeypatch):

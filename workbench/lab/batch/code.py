@@ -166,7 +166,7 @@ def _names_written(call: ast.Call) -> list[str]:
     """The names of files that a call writes: `%%writefile NAME`, `open(NAME, "w")`, `Path(NAME).write_text(...)`."""
     match call:
         case ast.Call(func=ast.Attribute(attr="run_cell_magic"), args=[ast.Constant(value="writefile" | "file"), *_]):
-            return _texts(call)[1].split()
+            return " ".join(_texts(call)[1:2]).split()
         case ast.Call(func=ast.Name(id="open")) if set("wax") & {*"".join(_texts(call)[1:])}:
             return _texts(call)[:1]
         case ast.Call(func=ast.Attribute(value=ast.Call() as path, attr="write_text" | "write_bytes")):

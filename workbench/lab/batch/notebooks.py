@@ -10,6 +10,7 @@ from pathlib import Path
 from ...errors import ParameterError, RunError, did_you_mean
 from ...extras import packaged
 from ...runs.parameters import check_notebook_name
+from ...runs.text import one_line
 
 
 def list_notebooks() -> dict[str, Path]:
@@ -47,7 +48,15 @@ def find_notebook(name: str) -> Path:
 
 def metadata_of(notebook: Path) -> dict:
     """Return what a notebook's file says of the whole notebook, such as its kernel."""
-    return json.loads(notebook.read_text(encoding="utf-8")).get("metadata", {})
+    about = json.loads(notebook.read_text(encoding="utf-8")).get("metadata", {})
+    objects = ("kernelspec", "language_info", "workbench")
+    if not isinstance(about, dict) or not all(isinstance(about.get(name, {}), dict) for name in objects):
+        shown = {name: about.get(name) for name in objects} if isinstance(about, dict) else about
+        raise ParameterError(
+            f"{notebook}: metadata {repr(shown)[:200]}: expected an object, and in it objects or nothing as "
+            f"{', '.join(objects)}; open the notebook in JupyterLab, choose its kernel and save it"
+        )
+    return about
 
 
 def check_kernel(notebook: Path, kernel: str | None) -> None:
@@ -64,7 +73,7 @@ def check_kernel(notebook: Path, kernel: str | None) -> None:
     else:
         about = metadata_of(notebook)
         spec = about.get("kernelspec", {})
-        name = spec.get("name", "python3")
+        name = str(spec.get("name", "python3"))
         language = spec.get("language") or about.get("language_info", {}).get("name")
         if not language and not re.fullmatch(r"python\d?|ipython", name):
             raise ParameterError(
@@ -73,7 +82,7 @@ def check_kernel(notebook: Path, kernel: str | None) -> None:
             )
         language = language or "python"
         if name not in ("python", "python3") and language == "python":
-            print(f"{notebook.name}: runs in this Python; -k {name} takes its own kernel", file=sys.stderr)
+            print(one_line(f"{notebook.name}: runs in this Python; -k {name} takes its own kernel"), file=sys.stderr)
     if language.lower() not in ("python", "ipython"):
         raise ParameterError(
             f"{notebook}: the kernel {kernel or name} is of {language}; only Python notebooks run here"
@@ -102,5 +111,7 @@ def write_notebook(name: str, folder: Path) -> Path:
         raise ParameterError(f"{path}: is there already; choose another name, or delete it")
     text = (packaged("data") / "new_notebook.ipynb").read_text(encoding="utf-8")
     folder.mkdir(parents=True, exist_ok=True)
-    path.write_text(text.replace("NAME", json.dumps(name)[1:-1]), encoding="utf-8")
+    quoted = json.dumps(name, ensure_ascii=False)  # as Python writes it too
+    text = re.sub(r'\\"NAME\\"|NAME', lambda m: json.dumps(name if m[0] == "NAME" else quoted)[1:-1], text)
+    path.write_text(text, encoding="utf-8")
     return path

@@ -123,7 +123,7 @@ class Entry:
             about.append("with other code than it began with")
         if problem := problem_of(self.run):
             about.append(problem)
-        return f"{self.action:6} {self.name}  ({', '.join(about)})"
+        return f"{self.action:6} {self.name}  ({one_line(', '.join(about))})"
 
 
 def claim(entries: Sequence[Entry], state: str = "queued") -> list[Run]:
@@ -332,6 +332,12 @@ def _absolute(value, parameter: Parameter | None):
 def _find_resumable(notebook: str, full: dict, given: dict, root: Path | None, resume: str, force: bool) -> Run:
     if resume:
         named = [r for r in list_runs(root, notebook) if resume in (r.id, f"{notebook}/{r.id}")]
+        if not named and not os.path.isdir(resume):
+            ids = ", ".join(r.id for r in list_runs(root, notebook)[:-6:-1]) or "none"
+            raise RunError(
+                f"--resume {resume}: not a run folder, and no run of {notebook} has this id; the newest are {ids}. Without a "
+                "value it takes the latest unfinished run of the same parameters"
+            )
         found = named or [load_run(resume)]
         if (other := found[-1].notebook) != notebook:
             raise ParameterError(f"{resume}: a run of {other}, not of {notebook}; name that notebook to resume it")
