@@ -12,6 +12,7 @@ from conftest import append_table
 from workbench.errors import RunError
 from workbench.runs.completions import (
     FILE,
+    STEPS,
     ends_of_completions,
     forget_after,
     read_completions,
@@ -92,6 +93,12 @@ def test_a_damaged_line_is_named_and_the_others_are_shown(tmp_path):
     assert "line 2" in ends_of_completions(tmp_path, 5)[2][0]
 
 
+def test_of_a_file_with_damaged_lines_no_row_is_shown_twice(tmp_path):
+    (tmp_path / FILE).write_text("x\n" * 8 + "".join(f'{{"step": {step}}}\n' for step in range(6)))
+    rows, total, damaged = ends_of_completions(tmp_path, 5)
+    assert ([row["step"] for row in rows], total, len(damaged)) == (list(range(6)), 14, 8)
+
+
 def test_completions_are_not_read_through_a_link(tmp_path):
     (tmp_path / "private").write_text('{"step": 1, "completion": "s3cr3t"}\n')
     (tmp_path / FILE).symlink_to(tmp_path / "private")
@@ -109,6 +116,26 @@ def test_steps_after_the_checkpoint_and_a_cut_line_are_forgotten(tmp_path):
     assert forget_after(tmp_path, 2) == pytest.approx(0.2)
     assert Run(tmp_path).metrics["step"].tolist() == [1, 2]
     assert steps_of(tmp_path) == twice([1, 2])
+
+
+def test_a_whole_last_row_without_its_line_end_is_kept(tmp_path):
+    for end in ('{"step": 2, "elapsed_s": 0.2}', '{"step": 3}'):
+        (tmp_path / "metrics.jsonl").write_text('{"step": 1, "elapsed_s": 0.1}\n' + end)
+        forget_after(tmp_path, 2)
+        kept = [row["step"] for row in map(json.loads, (tmp_path / "metrics.jsonl").read_text().splitlines())]
+        assert kept == ([1, 2] if "2" in end else [1])
+        assert (tmp_path / "metrics.jsonl").read_text().endswith("\n")
+
+
+@pytest.mark.parametrize("name", [FILE, f"{STEPS}/step-000001.json.gz"])
+def test_what_a_kill_left_before_the_first_log_is_moved_aside(tmp_path, name, capsys):
+    """With `logging_steps=10` nine steps have completions and no metrics."""
+    (tmp_path / STEPS).mkdir()
+    (tmp_path / name).write_text('{"step": 1}\n')
+    (tmp_path / "metrics.jsonl").touch()
+    forget_after(tmp_path, 0)
+    (kept,) = tmp_path.glob(f"replaced-*/{name}")
+    assert kept.read_text() == '{"step": 1}\n' and "a new one begins" in capsys.readouterr().err
 
 
 def test_resuming_names_a_damaged_line_and_drops_nothing(tmp_path):

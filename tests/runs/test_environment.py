@@ -53,3 +53,11 @@ def test_asking_git_for_the_commit_locks_no_repository(monkeypatch):
     assert module._git_commit() == "text with uncommitted changes"
     (status,) = [command for command in asked if "status" in command]
     assert "--no-optional-locks" in status
+
+
+def test_what_nvidia_smi_prints_as_it_fails_is_no_gpu(monkeypatch, tmp_path):
+    program = tmp_path / "nvidia-smi"
+    program.write_text("#!/bin/sh\necho NVIDIA-SMI has failed\nexit 9\n")
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
+    assert environment()["gpus"] == []

@@ -321,3 +321,25 @@ def test_an_out_dir_that_cannot_be_made_is_named(tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(RunError, match=r"out_dir=.*file/run.*: cannot be made"):
         open_run("by_hand", str(tmp_path / "file" / "run"), {})
+
+
+def test_a_link_that_leads_nowhere_in_place_of_the_runs_is_named(tmp_path):
+    """As scratch storage leaves it that was cleared; looking for a free name went on for ever."""
+    (tmp_path / "runs").symlink_to(tmp_path / "cleared")
+    with pytest.raises(RunError, match=r"runs: a file, or a link that leads nowhere, .* --runs-dir"):
+        create_run("nb", {}, tmp_path / "runs")
+
+
+def test_an_execution_that_a_full_disk_cut_short_hides_no_other(tmp_path):
+    run = write_run(tmp_path)
+    (run.path / "executions.jsonl").write_text('{"time": 1, "notebook": {"path": "\u00fc')
+    for code in ("first", "second"):
+        record_execution(run, {"code": code})
+    assert [done["notebook"]["code"] for done in run.executions] == ["first", "second"]
+
+
+def test_a_status_whose_log_is_no_text_names_its_file(tmp_path):
+    run = write_run(tmp_path)
+    write_json(run.path / "status.json", {"state": "done", "owner": {"log": 5}})
+    with pytest.raises(RunError, match=r"status.json: owner.log=5: expected the path of a log; repair"):
+        _ = run.status

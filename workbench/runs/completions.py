@@ -44,7 +44,7 @@ def ends_of_completions(record_dir: Path, most: int) -> tuple[list[dict], int, l
         return [], 0, []
     total = count_completions(record_dir)
     first = [row for _, row in islice(json_lines(path, damaged), 2 * most)]
-    if total <= 2 * most:
+    if len(first) < 2 * most or total <= 2 * most:  # of lines that are damaged fewer rows are left
         return first, total, damaged
     last = [row for _, row in json_lines(path, damaged, last=_LATEST)]
     return first[:most] + last[-most:], total, list(dict.fromkeys(damaged))
@@ -52,7 +52,7 @@ def ends_of_completions(record_dir: Path, most: int) -> tuple[list[dict], int, l
 
 def forget_after(record_dir: Path, step: int) -> float:
     """Drop what was recorded after `step`, which a resumed run repeats; at step 0 a former record is moved aside."""
-    if not step and (record_dir / "metrics.jsonl").is_file() and (record_dir / "metrics.jsonl").stat().st_size:
+    if not step and _holds_record(record_dir):
         names = ("metrics.jsonl", FILE, TOKENS, STEPS, "recipe.json", "progress.json")
         move_aside(record_dir, names, "holds the record of a training, and a new one begins")
     for path in token_parts(record_dir):
@@ -64,6 +64,12 @@ def forget_after(record_dir: Path, step: int) -> float:
     return _cut_lines(record_dir / "metrics.jsonl", step)
 
 
+def _holds_record(record_dir: Path) -> bool:
+    """Say whether something of a step is recorded; of a training that logs each tenth step completions are, before metrics."""
+    files = [record_dir / "metrics.jsonl", record_dir / FILE, *(record_dir / STEPS).glob("step-*")]
+    return any(path.is_file() and path.stat().st_size for path in files)
+
+
 def _cut_lines(path: Path, step: int) -> float:
     seconds = 0.0
     with contextlib.suppress(FileNotFoundError), whole_file(path) as temporary, temporary.open("wb") as kept:
@@ -73,11 +79,11 @@ def _cut_lines(path: Path, step: int) -> float:
         for line, row in json_lines(path, damaged):
             if type(row.get("step")) is not int:
                 raise RunError(f"{path}: a line without a step: {line[:80]!r}; remove or repair it")
-            if row["step"] <= step and line.endswith(b"\n"):
+            if row["step"] <= step:
                 if damaged:
                     problem, _, _ = damaged[0].rpartition("; ")
                     raise RunError(f"{problem}; remove or repair that line: step {row['step']} behind it is to stay")
-                kept.write(line)
+                kept.write(line.rstrip(b"\n") + b"\n")  # a full disk may have cut off just that
                 seconds = row.get("elapsed_s", seconds)
     return seconds
 

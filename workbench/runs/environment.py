@@ -71,7 +71,9 @@ def _git_commit() -> str:
 
 
 def _output(command: list[str]) -> str:
+    """What a command prints; nothing where it fails: nvidia-smi prints what is wrong as it prints the names of GPUs."""
     try:
-        return subprocess.run(command, capture_output=True, text=True, timeout=10).stdout.strip()
+        done = subprocess.run(command, capture_output=True, text=True, timeout=10)
     except (OSError, subprocess.TimeoutExpired):
         return ""
+    return "" if done.returncode else done.stdout.strip()

@@ -329,6 +329,9 @@ def problem_of(name: str, value) -> str:
     job = value.get("owner", {}).get("job") if name == "status.json" else None
     if job and not re.fullmatch(r"\d+(_\d+)?", job):  # it is handed to Slurm's commands
         return f"owner.job={job!r}: expected a Slurm job, such as 12 or 12_3"
+    log = value.get("owner", {}).get("log") if name == "status.json" else None
+    if log is not None and not isinstance(log, str):
+        return f"owner.log={repr(log)[:80]}: expected the path of a log"
     if name == "status.json" and not isinstance(value.get("gpus", ""), str):
         return f"gpus={value['gpus']!r}: expected a text, as in CUDA_VISIBLE_DEVICES"
     if name == "audit.json":

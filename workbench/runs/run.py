@@ -35,6 +35,7 @@ from .files import (
     json_lines,
     load_metrics,
     read_json,
+    read_tail,
     remove_unfinished,
     write_json,
     write_over,
@@ -262,7 +263,10 @@ def runs_root() -> Path:
     """`$WORKBENCH_RUNS`, else `runs/` next to `notebooks/` (JupyterLab's working folder), else `runs/` here."""
     if given := os.environ.get("WORKBENCH_RUNS"):
         return Path(given)
-    here = Path.cwd()
+    try:
+        here = Path.cwd()
+    except FileNotFoundError:
+        raise RunError("the current folder is gone: it was deleted or moved; change into one that is there") from None
     return (here.parent if here.name == "notebooks" else here) / "runs"
 
 
@@ -291,13 +295,20 @@ def create_run(notebook: str, params: Mapping, root: Path | None = None, state: 
 def _new_folder(top: Path, notebook: str) -> Path:
     """Make a folder whose id is the time, with milliseconds where the second has one: ids sort as their runs were made."""
     _remove_unmade(top / notebook)
+    try:
+        (top / notebook).mkdir(parents=True, exist_ok=True)
+    except FileExistsError as error:
+        raise RunError(
+            f"{error.filename}: a file, or a link that leads nowhere, and runs need a folder there; remove it, or name another "
+            "folder with --runs-dir or WORKBENCH_RUNS"
+        ) from None
     while True:
         now = time.time_ns() // 1_000_000
         second = time.strftime("%Y%m%d-%H%M%S", time.gmtime(now // 1000))
         for name in (second, f"{second}-{now % 1000:03}"):
             if not list(top.glob(f"*/{name}")):
                 with contextlib.suppress(FileExistsError):
-                    (top / notebook / name).mkdir(parents=True)
+                    (top / notebook / name).mkdir()
                     return top / notebook / name
 
 
@@ -373,7 +384,10 @@ def record_execution(run: Run, notebook: Mapping, gpus: str | None = None) -> No
     """Write down that a runner executes a run now: with which notebook, where, and on which GPUs."""
     env = environment(run.params.get("seed")) | {"cuda_visible_devices": gpus}
     write_json(run.path / "env.json", env)
-    with append_plain(run.path / "executions.jsonl") as file:
+    path = run.path / "executions.jsonl"
+    with append_plain(path) as file:
+        if (before := read_tail(path, 4)) and not before.endswith("\n"):  # a full disk has cut it short
+            file.write("\n")
         append_rows(file, [{"time": time.time(), "notebook": notebook, "environment": env}])
 
 

@@ -150,6 +150,12 @@ def test_what_a_job_or_a_run_around_has_handed_out_is_left_alone(monkeypatch):
         assert devices == {}
 
 
+def test_a_part_of_a_gpu_whose_name_has_slashes_is_held(monkeypatch):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "MIG-GPU-a/1/0,MIG-GPU-a/2/0")
+    with hold(1, give_up) as first, hold(1, give_up) as second:
+        assert [first["CUDA_VISIBLE_DEVICES"], second["CUDA_VISIBLE_DEVICES"]] == ["MIG-GPU-a/1/0", "MIG-GPU-a/2/0"]
+
+
 def _hold_for_ever(started):
     with hold(2, print):
         started.set()

@@ -1,3 +1,4 @@
+import errno
 import os
 import signal
 import subprocess
@@ -10,7 +11,7 @@ from conftest import until, write_run
 from workbench.lab.batch import node
 from workbench.lab.batch.node import Notice, run_on_node, why_ended
 from workbench.runs.run import set_status
-from workbench.runs.stop_request import stop_request
+from workbench.runs.stop_request import request_stop, stop_request
 
 
 @pytest.fixture
@@ -76,6 +77,24 @@ def test_a_notice_asks_to_stop_and_says_what_becomes_of_the_run(
     assert notice.ended("interrupted", "step 2") == recorded
     assert notice.requeue == ("requeued" in recorded[1])
     assert notice.ended("done", None) == ("done", None)
+
+
+def test_a_request_to_stop_that_a_full_disk_refuses_is_repeated(job_9, tmp_path, monkeypatch):
+    run, asked = write_run(tmp_path, state="running"), []
+
+    def once_full(run, reason):
+        asked.append(reason)
+        if len(asked) == 1:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        request_stop(run, reason)
+
+    monkeypatch.setattr(node, "request_stop", once_full)
+    monkeypatch.setattr(node, "_job_fields", lambda: TRAINS | {"EndTime": str(int(time.time()) + 600)})
+    notice = Notice(run, may_requeue=True)
+    os.kill(os.getpid(), signal.SIGUSR2)
+    until(lambda: stop_request(run.path), seconds=30)
+    notice.ended("interrupted", "step 2")
+    assert len(asked) == 2
 
 
 def test_without_a_notice_a_run_ends_as_it_did(job_9, tmp_path):

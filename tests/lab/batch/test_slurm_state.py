@@ -1,8 +1,9 @@
+import errno
 import os
 import subprocess
 
 import pytest
-from conftest import write_run
+from conftest import call, write_run
 
 from workbench.errors import RunError
 from workbench.lab.batch import slurm_state
@@ -167,3 +168,22 @@ def test_job_of_another_cluster_is_shown_as_last_known(monkeypatch, tmp_path):
     with pytest.warns(UserWarning, match="is a job of cluster there, this is here; shown as last known"):
         slurm_state.refresh([run])
     assert run.status["state"] == "running"
+
+
+def test_a_job_s_run_that_cannot_be_written_hides_no_other(tmp_path, monkeypatch, capsys):
+    """As in the folder of another user, or on a full disk."""
+    runs = [write_run(tmp_path, f"2026-{n}") for n in range(2)]
+    for n, run in enumerate(runs):
+        set_status(run.path, "running", owner={"job": f"9_{n}"})
+
+    def once_denied(path, *change, **how):
+        if path == runs[0].path:
+            raise PermissionError(errno.EACCES, "Permission denied", str(path))
+        return set_status(path, *change, **how)
+
+    monkeypatch.setattr(slurm_state, "set_status", once_denied)
+    monkeypatch.setattr(slurm_state, "slurm_config", dict)
+    monkeypatch.setattr(slurm_state, "ask_slurm", lambda jobs: dict.fromkeys(jobs, JobState("TIMEOUT")))
+    with pytest.warns(UserWarning, match="Permission denied.*2026-0'; runs are shown as last known"):
+        _, out, _ = call(capsys, "status", "--runs-dir", tmp_path)
+    assert " 2026-0: running" in out and " 2026-1: interrupted: Slurm: TIMEOUT" in out

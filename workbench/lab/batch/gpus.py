@@ -63,7 +63,8 @@ def _listed(*columns: str) -> list[tuple[str, str]]:
 def _lock_names(names: list[str]) -> dict[str, str]:
     """GPU -> name of its lock: its index, by which other shells may name a GPU that is given as `GPU-<uuid>` here."""
     known = _listed("index", "uuid") if any(name.startswith("GPU-") for name in names) else []
-    return {name: next((index for index, uuid in known if uuid.startswith(name)), name) for name in names}
+    found = {name: next((index for index, uuid in known if uuid.startswith(name)), name) for name in names}
+    return {name: lock.replace("/", "_") for name, lock in found.items()}  # a part of a GPU may be MIG-GPU-<uuid>/1/0
 
 
 def check_gpus(count: int | None) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import psutil
 
-from ...errors import RunError
+from ...errors import RunError, warn_user
 from ...runs import lock
 from ...runs.files import open_plain
 from ...runs.run import GOING, Run, list_runs, load_run, set_status, take_run, what_is_unknown
@@ -45,7 +45,10 @@ def look(runs: Sequence[Run]) -> list[tuple[Run, dict | None]]:
     """Each run with its status, which is read once for those that have ended; None where it cannot be read."""
     found = [(run, _readable_status(run)) for run in runs]
     jobs = {run for run, status in found if status and status["state"] in GOING and status["owner"].get("job")}
-    refresh(list(jobs))
+    try:
+        refresh(list(jobs))
+    except OSError as error:  # another user's folder, or a full or read-only disk: the others are shown
+        warn_user(f"{error}; runs are shown as last known")
     return [(run, _readable_status(run) if run in jobs else status) for run, status in found]
 
 

@@ -5,6 +5,7 @@
 The job's first process (`run_on_node`) acts on Slurm's notices; the notebook's kernel below it survives them (`shield`).
 """
 
+import contextlib
 import os
 import re
 import signal
@@ -99,7 +100,8 @@ class Notice:
         cause, deadline = why_ended(_job_fields(), self._signal, time.time())
         while time.time() < deadline and not self._over.is_set():
             if stop_request(self._run.path) is None:
-                request_stop(self._run, f"Slurm ends this job: {cause or 'SIGTERM'}")
+                with contextlib.suppress(OSError):  # a full disk; it is tried again, and interrupted at the end
+                    request_stop(self._run, f"Slurm ends this job: {cause or 'SIGTERM'}")
             self._over.wait(0.5)
         with self._lock:
             if not self._over.is_set():

@@ -135,6 +135,9 @@ def refresh(runs: Sequence[Run]) -> None:
 
     A run whose job Slurm ended becomes `interrupted` with the cause, one whose job it queued again becomes `queued`. When
     Slurm does not answer, nothing is changed and a warning says so.
+
+    Raises:
+        OSError: of a run whose folder cannot be written, when the others are done.
     """
     statuses = [(run, run.status) for run in runs]
     going = [(r, s) for r, s in statuses if s["state"] in GOING and s["owner"].get("job")]
@@ -152,10 +155,16 @@ def refresh(runs: Sequence[Run]) -> None:
     except RunError as error:
         warn_user(f"{error}; runs are shown as last known")
         return
+    unwritten = None
     for run, status in going:
         change = verdict(status, states.get(status["owner"]["job"]))
         if change and run.status == status:  # else the job wrote meanwhile, and knows best
-            set_status(run.path, *change, owner=status["owner"])
+            try:
+                set_status(run.path, *change, owner=status["owner"])
+            except OSError as error:
+                unwritten = unwritten or error
+    if unwritten:
+        raise unwritten
 
 
 def cancel_job(run: Run) -> None:
