@@ -361,6 +361,17 @@ def test_the_name_of_a_kernel_commands_no_terminal(capsys, tmp_path):
     assert r"-k x\x1b[2J takes its own kernel" in err
 
 
+@pytest.mark.parametrize("value", ["[1.0, .nan]", "{a: [-.inf]}", "{1: 2}"])
+def test_a_value_that_a_run_would_record_as_another_is_refused(capsys, tmp_path, value):
+    """Of a list with `.nan` the notebook got None."""
+    path = write_notebook(tmp_path / "mine.ipynb", parameters="sizes = [1.0]")
+    (tmp_path / "given.yaml").write_text(f"sizes: {value}")
+    code, _, err = call(
+        capsys, "run", path, "-f", tmp_path / "given.yaml", "--dry-run", "--runs-dir", tmp_path / "runs"
+    )
+    assert code == 2 and re.search(r"-f .*given.yaml: sizes: .*: expected finite numbers, and texts as the names", err)
+
+
 def test_a_parameters_file_that_unfolds_without_end_is_refused(capsys, tmp_path):
     path = write_notebook(tmp_path / "mine.ipynb")
     lines = ["a0: &a0 [x, x, x, x, x, x, x, x, x, x]"]

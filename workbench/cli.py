@@ -356,6 +356,11 @@ def _of_files(args) -> dict:
             raise ParameterError(f"-f {path}: expected YAML with values that a parameter can have ({error})") from None
         if not isinstance(values, dict):
             raise ParameterError(f"-f {path}: expected a mapping, NAME: VALUE")
+        for name, value in values.items():
+            if isinstance(value, list | dict) and jsonable(value) != value:  # params.json would change it
+                raise ParameterError(
+                    f"-f {path}: {name}: {repr(value)[:200]}: expected finite numbers, and texts as the names of a mapping"
+                )
         found |= {str(name): value for name, value in values.items()}
     return found
 

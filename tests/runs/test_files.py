@@ -218,6 +218,7 @@ def test_files_are_found_by_name_though_folders_vanish_meanwhile(tmp_path, monke
      ("status.json", {"state": "done", "times": {"running": "noon"}}), ("status.json", {"state": "done", "gpus": 1}),
      ("status.json", {"state": ["done"]}), ("status.json", {"state": "done", "owner": None}),
      ("status.json", {"state": "done", "owner": {"job": "--user=me"}}), ("status.json", {"state": "done", "owner": {"job": 3}}),
+     ("status.json", {"state": "done", "owner": {"log": 5}}), ("status.json", {"state": "done", "ran_s": "1"}),
      ("result.json", 3), ("result.json", {"results": [True]}), ("result.json", {"results": {"a": 1}}),
      ("result.json", {"headline": "best"}), ("result.json", {"headline": {"name": "reward"}}),
      ("result.json", {"numbers": [1]}),

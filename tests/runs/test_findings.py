@@ -71,7 +71,9 @@ def test_a_tally_counts_as_good_only_what_was_audited(tmp_path):
     assert tally([RunSummary.of(run) for run in runs]) == f"{says}; audit: {parts}"
 
 
-@pytest.mark.parametrize("value", [[], {}, {"trainings": [1], "error": ""}, audit([{"title": "a"}])])
+@pytest.mark.parametrize(
+    "value", [[], {}, {"trainings": [1], "error": ""}, {"trainings": [{}], "error": ""}, audit([{"title": "a"}])]
+)
 def test_a_damaged_audit_is_named_with_its_file(tmp_path, value):
     run = write_run(tmp_path)
     write_json(run.path / "audit.json", value)

@@ -251,6 +251,18 @@ def test_a_run_took_the_time_of_all_its_executions(tmp_path, monkeypatch):
     assert duration({"state": "queued", "times": {}}) is None
 
 
+def test_a_killed_run_took_the_time_to_the_last_file_it_wrote(tmp_path):
+    """Also where its lock is gone, which is made anew to look, and where a link leads nowhere."""
+    run = write_run(tmp_path, state="running")
+    lock.let_go(run.path)
+    (run.path / lock.LOCK).unlink()
+    (run.path / "cleared").symlink_to(tmp_path / "nowhere")
+    set_status(run.path, "running", when=1_000_000.0)
+    for path in run.path.iterdir():
+        os.utime(path, (1_000_060.0, 1_000_060.0), follow_symlinks=False)
+    assert run.status["state"] == "interrupted" and read_json(run.path / "status.json", {})["ran_s"] == 60.0
+
+
 @pytest.mark.parametrize("error", [OSError(errno.ENOSPC, "No space left on device"), KeyboardInterrupt()])
 def test_a_run_that_cannot_be_made_whole_leaves_no_folder(tmp_path, monkeypatch, error):
     def fails(path, value, **_):
@@ -336,10 +348,3 @@ def test_an_execution_that_a_full_disk_cut_short_hides_no_other(tmp_path):
     for code in ("first", "second"):
         record_execution(run, {"code": code})
     assert [done["notebook"]["code"] for done in run.executions] == ["first", "second"]
-
-
-def test_a_status_whose_log_is_no_text_names_its_file(tmp_path):
-    run = write_run(tmp_path)
-    write_json(run.path / "status.json", {"state": "done", "owner": {"log": 5}})
-    with pytest.raises(RunError, match=r"status.json: owner.log=5: expected the path of a log; repair"):
-        _ = run.status

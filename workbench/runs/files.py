@@ -274,7 +274,7 @@ def read_json(path: Path, default):
         problem = problem_of(path.name, value)
     except (ValueError, RecursionError) as error:
         problem = f"not JSON ({error})"
-    except (AttributeError, TypeError) as error:
+    except (AttributeError, KeyError, TypeError) as error:
         problem = f"not what a run writes ({error})"
     if problem:
         raise RunError(f"{path}: {problem}; repair or remove the file")
@@ -326,6 +326,8 @@ def problem_of(name: str, value) -> str:
         return f"state={value.get('state')!r}: expected one of {', '.join(STATES)}"
     if name == "status.json" and not all(isinstance(at, int | float) for at in value.get("times", {}).values()):
         return f"times={repr(value['times'])[:80]}: expected a number of seconds for each state"
+    if name == "status.json" and not isinstance(value.get("ran_s", 0.0), int | float):
+        return f"ran_s={repr(value['ran_s'])[:80]}: expected a number of seconds"
     job = value.get("owner", {}).get("job") if name == "status.json" else None
     if job and not re.fullmatch(r"\d+(_\d+)?", job):  # it is handed to Slurm's commands
         return f"owner.job={job!r}: expected a Slurm job, such as 12 or 12_3"

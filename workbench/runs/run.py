@@ -106,7 +106,10 @@ class Run:
                 gone = "the process that ran it is gone (killed, or its kernel or machine restarted)"
                 status |= {"state": "interrupted", "error": gone}
                 with contextlib.suppress(OSError):  # a full or read-only disk is no reason not to tell
-                    last = max(p.stat().st_mtime for p in self.path.iterdir())  # of a file that it wrote
+                    wrote = [
+                        path for path in self.path.iterdir() if path.name != lock.LOCK
+                    ]  # which may be made just now
+                    last = max(path.lstat().st_mtime for path in wrote)
                     return set_status(self.path, "interrupted", gone, owner=status["owner"], when=last)
         return status
 

@@ -286,7 +286,7 @@ def test_a_run_s_folder_with_blanks_in_it_goes_whole(tmp_path):
     assert "Merger" not in hider([run], redact=True)(f"saved to {run.path}/metrics.jsonl and closed")
 
 
-def test_a_copy_hides_each_host_and_a_notebook_s_folder_with_blanks(tmp_path):
+def test_a_copy_hides_each_host_and_each_folder_with_blanks(tmp_path):
     """A run that was resumed elsewhere, of a notebook and a data set in folders with blanks in their names."""
     run, folder = write_run(tmp_path / "runs", state="failed"), tmp_path / "Acme Merger"
     folder.mkdir()
