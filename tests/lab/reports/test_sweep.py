@@ -1,10 +1,14 @@
+import html
 import json
+import re
+import shlex
 
 from conftest import write_run
 
-from workbench.lab.batch.plan import Entry
+from workbench.lab.batch.plan import Entry, parse_grid
 from workbench.lab.reports import sweep
 from workbench.lab.reports.sweep import build_sweep_report
+from workbench.runs.parameters import parse_assignments, parse_parameters
 from workbench.runs.run import record_execution
 
 FULL = {"seed": 0, "learning_rate": 1e-4, "model": "starter", "title": "a"}
@@ -50,6 +54,16 @@ def test_runs_not_done_or_without_a_log_are_named_and_left_out(tmp_path):
     assert "4 runs: 2 done, 1 failed, 1 not started" in page
     for line in ("grid/1-0.0001: failed", "grid/silent: no metrics", "seed=3: not started"):
         assert line in page
+
+
+def test_the_command_gives_a_value_with_commas_as_one(tmp_path):
+    fixed = {"stop": 'a",b', "layers": [1, 2], "model": "starter"}
+    page = build_sweep_report("grid", {"seed": "0"}, [entry(tmp_path / "runs", 0, 1e-4)], tmp_path, fixed=fixed)
+    (command,) = re.findall(r"<pre><code>(workbench sweep .*)</code></pre>", page.read_text())
+    known = parse_parameters("stop: str = ''\nlayers = [0]\nmodel: str = ''\nseed: int = 0")
+    words = shlex.split(html.unescape(command))
+    grid = parse_grid(known, parse_assignments([word for word in words if "=" in word]))
+    assert grid == {name: [value] for name, value in fixed.items()} | {"seed": [0]}
 
 
 def test_runs_of_different_code_are_named_by_the_page(tmp_path):

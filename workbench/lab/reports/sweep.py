@@ -64,7 +64,7 @@ def build_sweep_report(
             )
     if left_out:
         sections["Not in the figure"] = "".join(f"<p>{html.escape(line)}</p>" for line in left_out)
-    assignments = [f"{k}={v}" for k, v in ((fixed or {}) | given).items()]
+    assignments = [f"{k}={v}" for k, v in ({k: _one_value(v) for k, v in (fixed or {}).items()} | dict(given)).items()]
     return build_comparison(
         runs,
         folder / f"{_file_name(hide(name), grid, hide)}.html",
@@ -128,6 +128,12 @@ def rebuild_sweep_reports(root: Path, folder: Path, *, redact: bool = False) -> 
         except Exception as error:  # whatever is odd in one sweep, the others are shown
             unread.append(f"{path}: no page of this sweep ({type(error).__name__}: {error})")
     return pages, unread
+
+
+def _one_value(value: object) -> str:
+    """A value as `sweep` takes it for one: commas separate values where no quotes are around them."""
+    text = str(value)
+    return f'"{text.replace(chr(34), chr(34) * 2)}"' if "," in text or text.startswith('"') else text
 
 
 def _told_apart(labels: list[str], hide: Callable[[str], str]) -> list[str]:
