@@ -244,9 +244,8 @@ class Loss:
     slopes: list[Row]
     ratios: list[Row]
     entropy_slopes: list[Row] = field(default_factory=list)
-    flat: float = (
-        0.0  # by how much the terms of a row are at most larger than its slopes: masked or beyond a clip it has none
-    )
+    # By how much the terms of a row are at most larger than its slopes: masked or beyond a clip it has none.
+    flat: float = 0.0
 
 
 def grpo_loss(

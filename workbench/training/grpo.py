@@ -212,9 +212,8 @@ class _Control(RecordsRows, _Trainer):
 
     def _ended(self, ids: Sequence[int], end: End | None = None) -> EndedRow:
         """A row up to its end; without one its last token says whether it stopped."""
-        ids = list(
-            map(int, ids)
-        )  # of a subclass or a rollout function they may be tensors, which equal no stop in a set
+        # Of a subclass or a rollout function they may be tensors, which equal no stop in a set.
+        ids = list(map(int, ids))
         end = end or self.stop_rule.last_end(ids)
         return EndedRow(ids[: end.index], end, self._tokenizer.eos_token_id)
 

@@ -64,9 +64,8 @@ class PPOTrainer(ppo_trainer.PPOTrainer):
     """
 
     recorder: Any = None  # a `RunRecorder`
-    _withheld: float | None = (
-        None  # `args.missing_eos_penalty`, from where it is applied here to where TRL has passed its own
-    )
+    # `args.missing_eos_penalty`, from where it is applied here to where TRL has passed its own.
+    _withheld: float | None = None
     dataloader: Any
     eval_dataloader: Any
 
@@ -233,10 +232,8 @@ class PPOTrainer(ppo_trainer.PPOTrainer):
             logits, scores, lengths = self._original_get_reward(model, query_responses, pad_token_id, context_length)
             each = {}
         if self.args.missing_eos_penalty is not None and not self.stop_rule.spec.stops_never:
-            self._withheld, self.args.missing_eos_penalty = (
-                self.args.missing_eos_penalty,
-                None,
-            )  # else TRL looks for EOS
+            self._withheld = self.args.missing_eos_penalty
+            self.args.missing_eos_penalty = None  # else TRL takes it from rows without EOS
         if self._withheld is not None:
             missing = torch.tensor([end.finish_reason != "stop" for end in ends], device=scores.device)
             scores = scores - self._withheld * missing
