@@ -1,3 +1,5 @@
+import sys
+
 import pytest
 from conftest import call
 
@@ -96,3 +98,27 @@ def test_program_that_is_absent_is_a_warning(monkeypatch, tmp_path):
     assert of("slurm") == Finding("warning", "slurm", "no `sbatch` on the PATH")
     (tmp_path / "sbatch").touch(mode=0o755)
     assert of("slurm") == Finding("ok", "slurm", str(tmp_path / "sbatch"))
+
+
+@pytest.mark.parametrize(
+    "error", [ValueError("numpy.dtype size changed\nmore"), ImportError(), OSError("libcudart.so")]
+)
+def test_a_torch_that_cannot_be_imported_is_an_error(monkeypatch, tmp_path, error):
+    (tmp_path / "torch.py").write_text(f"raise {error!r}")
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "torch", raising=False)
+    says = str(error).partition("\n")[0] or "ImportError"
+    assert of("gpu") == Finding("error", "gpu", f"torch cannot be imported: {says}")
+
+
+def test_a_gpu_that_cannot_be_used_is_an_error(monkeypatch):
+    import torch
+
+    def busy(_):
+        raise RuntimeError("CUDA error: all CUDA-capable devices are busy or unavailable\nmore")
+
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    monkeypatch.setattr(torch.cuda, "get_device_name", busy)
+    says = "CUDA cannot be used: CUDA error: all CUDA-capable devices are busy or unavailable; see nvidia-smi"
+    assert of("gpu") == Finding("error", "gpu", says)

@@ -86,12 +86,19 @@ def _gpu() -> Finding:
         return Finding("warning", "gpu", "not looked for: torch, which the extra `train` has, is not installed")
     try:
         import torch
-    except (ImportError, OSError) as error:  # a library that torch loads is missing
-        return Finding("error", "gpu", f"torch cannot be imported: {str(error).splitlines()[0]}")
+    except Exception as error:  # a library that torch loads is missing, or is not one of its releases
+        return Finding("error", "gpu", f"torch cannot be imported: {_first_line(error)}")
     if not torch.cuda.is_available():
         return Finding("warning", "gpu", f"none; torch {torch.__version__}, {os.cpu_count()} cores: toy scale only")
-    names = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
+    try:
+        names = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
+    except RuntimeError as error:  # a GPU that is broken, or another's alone
+        return Finding("error", "gpu", f"CUDA cannot be used: {_first_line(error)}; see nvidia-smi")
     return Finding("ok", "gpu", ", ".join(names))
+
+
+def _first_line(error: Exception) -> str:
+    return next(iter(str(error).splitlines()), type(error).__name__)
 
 
 def _program(subject: str, name: str) -> Finding:
