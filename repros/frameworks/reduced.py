@@ -75,11 +75,35 @@ def mean_of_tokens(values: torch.Tensor, case: Case) -> torch.Tensor:
     return (values * case.mask).sum() / max(case.total_tokens, 1) * case.processes
 
 
+def term(case: Case) -> torch.Tensor:
+    """(R, T), what the loss averages: CISPO's and SAPO's, or the clipped one."""
+    a, s, ratio = case.advantages[:, None], case.settings, ratio_of(case).exp()
+    if s["loss_type"] == "cispo":
+        return -ratio.clamp(max=s["epsilon_high"]).detach() * a * filled(case, "logps")[0]
+    if s["loss_type"] == "sapo":
+        heat = torch.where(a > 0, s["sapo_temperature_pos"], s["sapo_temperature_neg"])
+        return -torch.sigmoid(heat * (ratio - 1)) * 4 / heat * a
+    return clipped(ratio_of(case), case)
+
+
+def mean_by_type(values: torch.Tensor, case: Case) -> torch.Tensor:
+    """The mean of the `loss_type`."""
+    total = (values * case.mask).sum()
+    if case.settings["loss_type"] in ("grpo", "sapo"):
+        return mean_of_rows(values, case)
+    if case.settings["loss_type"] == "bnpo":
+        return total / case.mask.sum() / case.micro_batches
+    if case.settings["loss_type"] == "dr_grpo":
+        return total / len(values) / case.settings["max_completion_length"] / case.micro_batches
+    return mean_of_tokens(values, case)
+
+
 def gspo_token(case: Case) -> torch.Tensor:
     """The row's ratio with the gradient of each token, so that a token's weight acts on that token's gradient."""
     (new,) = filled(case, "logps")
     log_ratio = ratio_of(case).detach() + new - new.detach()
-    return mean_of_rows(clipped(log_ratio, case) * sampler_weight(case), case)
+    loss = clipped(log_ratio, case) * sampler_weight(case)
+    return mean_of_rows(loss + case.settings["beta"] * kl(case), case)
 
 
 def verl_dppo(case: Case) -> torch.Tensor:
@@ -98,27 +122,25 @@ def kl_over_tokens(case: Case) -> torch.Tensor:
 
 def kl_over_rows(case: Case) -> torch.Tensor:
     """The loss is DAPO's, Dr. GRPO's or CISPO's, its KL term a mean of rows."""
-    loss, s = clipped(ratio_of(case), case), case.settings
-    if s["loss_type"] == "cispo":
-        (new,) = filled(case, "logps")
-        loss = -ratio_of(case).exp().clamp(max=s["epsilon_high"]).detach() * case.advantages[:, None] * new
-    if s["loss_type"] == "dr_grpo":
-        value = (loss * case.mask).sum() / len(loss) / s["max_completion_length"] / case.micro_batches
-    else:
-        value = mean_of_tokens(loss, case)
-    return value + s["beta"] * mean_of_rows(kl(case), case)
+    return mean_by_type(term(case) * sampler_weight(case), case) + case.settings["beta"] * mean_of_rows(kl(case), case)
+
+
+def weighted_kl(case: Case) -> torch.Tensor:
+    """The sampler's weight multiplies the KL term too."""
+    return mean_by_type(sampler_weight(case) * (term(case) + case.settings["beta"] * kl(case)), case)
 
 
 def rows_with_tokens(case: Case) -> torch.Tensor:
     """A mean over the rows of the step that have tokens."""
     rows = (case.step_mask.sum(1) > 0).sum()
-    return row_mean(clipped(ratio_of(case), case), case.mask).sum() / rows
+    return row_mean(clipped(ratio_of(case), case) * sampler_weight(case), case.mask).sum() / rows
 
 
 def gspo_to_the_sampler(case: Case) -> torch.Tensor:
-    """GSPO's ratio is to the sampler, and there is no weight."""
+    """GSPO's ratio is to the sampler, and there is no weight; the KL term is a mean of tokens."""
     new, sampled = filled(case, "logps", "sampled_logps")
-    return mean_of_rows(clipped(row_mean(new - sampled, case.mask).expand_as(new), case), case)
+    loss = clipped(row_mean(new - sampled, case.mask).expand_as(new), case)
+    return mean_of_rows(loss, case) + case.settings["beta"] * mean_of_tokens(kl(case), case)
 
 
 def left_out_of_the_ratio(case: Case) -> torch.Tensor:
@@ -131,10 +153,7 @@ def left_out_of_the_ratio(case: Case) -> torch.Tensor:
 
 def sapo_over_tokens(case: Case) -> torch.Tensor:
     """SAPO's gate, as a mean over the tokens of the step."""
-    a, s = case.advantages[:, None], case.settings
-    heat = torch.where(a > 0, s["sapo_temperature_pos"], s["sapo_temperature_neg"])
-    gate = torch.sigmoid(heat * (ratio_of(case).exp() - 1)) * 4 / heat
-    return mean_of_tokens(-gate * a, case)
+    return mean_of_tokens(term(case), case)
 
 
 def off_policy_rows_leave_the_divisor(case: Case) -> torch.Tensor:
@@ -155,18 +174,27 @@ def gdpo(case: Case, of_group: float, of_batch: float) -> torch.Tensor:
     return (total - total.mean()) / (total.std() + of_batch)
 
 
+def deviation_around_groups(case: Case) -> torch.Tensor:
+    """The deviation of the batch is that around the mean of each group."""
+    groups = case.rewards.reshape(-1, case.num_generations)
+    centred = (groups - groups.mean(1, keepdim=True)).flatten()
+    return centred / (((centred**2).sum() / (len(centred) - 1)).sqrt() + 1e-5)
+
+
 # (framework, patterns of definitions, of cases) -> its formula.
 FORMULAS = {
-    ("verl", "gspo", "weights *"): gspo_token,
-    ("skyrl", "gspo", "weights *"): gspo_token,
+    ("verl", "gspo", "*weights *"): gspo_token,
+    ("skyrl", "gspo", "*weights *"): gspo_token,
     ("verl", "dppo", "*"): verl_dppo,
     ("verl", "gdpo_advantages", "gdpo: *"): lambda case: gdpo(case, 1e-6, 1e-8),
+    ("openrlhf", "gspo", "*weights *"): gspo_to_the_sampler,
     ("openrlhf", "g*", "kl*"): kl_over_tokens,
     ("openrlhf", "g*", "*a *"): rows_with_tokens,
-    ("openrlhf", "gspo", "weights *"): gspo_to_the_sampler,
     ("skyrl", "*", "kl*"): kl_over_rows,
     ("areal", "gspo", "weights *"): left_out_of_the_ratio,
+    ("areal", "grpo_advantages", "*: scale batch"): deviation_around_groups,
     ("areal", "sapo", "*"): sapo_over_tokens,
+    ("ms_swift", "*", "kl next *"): weighted_kl,
     ("ms_swift", "bnpo", "rows off policy"): off_policy_rows_leave_the_divisor,
     ("ms_swift", "gdpo_advantages", "gdpo: *"): lambda case: gdpo(case, 1e-8, 1e-8),
 }

@@ -198,7 +198,7 @@ def test_another_optimizer_is_not_computed(tmp_path):
 @pytest.mark.parametrize("is_computed, verdict", [(True, "different"), (False, "cannot tell")])
 def test_few_moved_elements_are_a_fault_of_a_known_step(is_computed, verdict):
     step = OptimizerStep("Sparse", False, True, 1e-5, with_gradient=100, moved=30, is_computed=is_computed)
-    record, args = SimpleNamespace(update=step), SimpleNamespace(max_grad_norm=1.0)
+    record, args = SimpleNamespace(update=step, unlike=[]), SimpleNamespace(max_grad_norm=1.0)
     update = update_stage(record, torch.nn.Linear(2, 2), args, None)
     assert update.verdict == verdict and "the rounding of float32 weights" in update.cause, update
     assert ("or the optimizer itself, leaves" in update.cause) == (not is_computed)
