@@ -453,6 +453,9 @@ class _Trial:
             with time_limit(limit) if limit else contextlib.nullcontext():
                 answer = self.asked([self._wrapped(t) for t in texts], own)
             return np.array([number(value) for value in answer], float)
+        except NoAnswer:  # how long it took says nothing of the others
+            start = time.perf_counter()
+            raise
         except SystemExit as error:
             raise ParameterError("it ends the process (SystemExit)") from error
         except KeyboardInterrupt:  # a function that does not return is ended so
