@@ -58,16 +58,18 @@ class OtherBaseline(trl.RLOOTrainer):
         return output
 
 
-class OwnMean(trl.GRPOTrainer):
-    """Logs the mean reward of the first process alone."""
-
+class KeepsRewards(trl.GRPOTrainer):
     def _calculate_rewards(self, *args):
         self.table = super()._calculate_rewards(*args)
         return self.table
 
+
+class OwnMean(KeepsRewards):
+    """Logs the mean reward of the first process alone."""
+
     def _generate_and_score_completions(self, inputs):
         output = super()._generate_and_score_completions(inputs)
-        self._metrics["train"]["reward"][-1] = self.table[: len(self.table) // 2].sum(1).mean().item()
+        self._metrics["train"]["reward"][-1] = self.table[: len(inputs)].sum(1).mean().item()
         return output
 
 
@@ -79,13 +81,14 @@ class NeverAveraged(trl.GRPOTrainer):
             return super().training_step(*args)
 
 
-class OwnBaseline(trl.GRPOTrainer):
-    """Takes the mean of the rows of its own process off the rewards of a group that both have."""
+class OwnBaseline(KeepsRewards):
+    """Takes the mean of the rows of its own process off each reward, though groups have rows in both."""
 
     def _generate_and_score_completions(self, inputs):
         output = super()._generate_and_score_completions(inputs)
-        output["advantages"] -= output["advantages"].mean()
-        return output
+        first = self.accelerator.process_index * len(inputs)
+        own = self.table[first : first + len(inputs)].sum(1)
+        return output | {"advantages": own - own.mean()}
 
 
 class WeightsApart(TrainerCallback):
