@@ -97,9 +97,9 @@ def test_a_notebook_of_format_3_is_refused_with_what_rewrites_it(tmp_path):
     path.write_text(json.dumps({"nbformat": 3, "nbformat_minor": 0, "metadata": {}, "worksheets": [{"cells": [cell]}]}))
     with pytest.raises(
         ParameterError, match="of format 3, and format 4 runs here; `jupyter nbconvert --to notebook"
-    ) as told:
+    ) as refused:
         notebook_parameters(path)
-    assert str(told.value).startswith(f"{path}: a notebook of format 3")
+    assert str(refused.value).startswith(f"{path}: a notebook of format 3")
 
 
 def test_bytes_that_are_no_text_are_refused_in_a_value():

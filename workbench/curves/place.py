@@ -185,7 +185,8 @@ def place(one: Curve, others: Sequence[Curve]) -> Verdict:
         return Verdict(UNCLEAR, f"{n} others have a reward up to step {end:g}; {PEOPLE} or more are needed", result)
     half = float(stats.t.ppf(0.975, n - 1) * reached.std(ddof=1) * np.sqrt(1 + 1 / n))
     low, high = float(reached.mean()) - half, float(reached.mean()) + half
-    rounding = 1e-7 * max(abs(result), float(np.abs(reached).max()))  # of a float32 mean, where all others are equal
+    # Logs have means in float32: where all others are equal, less than its rounding is no difference.
+    rounding = 1e-7 * max(abs(result), float(np.abs(reached).max()))
     word = ABOVE if result > high + rounding else BELOW if result < low - rounding else INSIDE
     spread = f"{n} others at step {end:g}: {reached.min():.3g} to {reached.max():.3g}"
     why = f"{result:.3g}; {spread}; one more is expected within {low:.3g} to {high:.3g}"

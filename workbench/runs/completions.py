@@ -44,7 +44,8 @@ def ends_of_completions(record_dir: Path, most: int) -> tuple[list[dict], int, l
         return [], 0, []
     total = count_completions(record_dir)
     first = [row for _, row in islice(json_lines(path, damaged), 2 * most)]
-    if len(first) < 2 * most or total <= 2 * most:  # of lines that are damaged fewer rows are left
+    # Damaged lines count in the total and give no rows: fewer than asked for are all there are.
+    if len(first) < 2 * most or total <= 2 * most:
         return first, total, damaged
     last = [row for _, row in json_lines(path, damaged, last=_LATEST)]
     return first[:most] + last[-most:], total, list(dict.fromkeys(damaged))

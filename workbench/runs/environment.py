@@ -71,7 +71,7 @@ def _git_commit() -> str:
 
 
 def _output(command: list[str]) -> str:
-    """What a command prints; nothing where it fails: nvidia-smi prints what is wrong as it prints the names of GPUs."""
+    """Return what a command prints, and nothing if it fails: nvidia-smi prints its error where names of GPUs belong."""
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=10)
     except (OSError, subprocess.TimeoutExpired):

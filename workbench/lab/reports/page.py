@@ -82,7 +82,7 @@ def hider(runs: Sequence[Run], redact: bool) -> Callable[[str], str]:
         return lambda text: remembered(text) if len(text) <= _SHORT else hide_tokens(text)
     hosts, commits = {socket.gethostname()}, set()
     for run in runs:
-        with contextlib.suppress(OSError, RunError):  # of a damaged run nothing is shown
+        with contextlib.suppress(OSError, RunError):  # the page shows nothing of a damaged run
             hosts |= {str(run.env.get("host", "")), str(run.status.get("owner", {}).get("host", ""))}
             commits |= {str(run.env.get("git_commit", "")).partition(" ")[0]}
             hosts |= {str(done["environment"].get("host", "")) for done in run.executions}  # it may have been resumed
@@ -97,7 +97,7 @@ def hider(runs: Sequence[Run], redact: bool) -> Callable[[str], str]:
 def _paths(run: Run) -> Iterator[str]:
     """The run's folder, those of its notebooks, and the paths that it was given."""
     paths = [str(run.path)]
-    with contextlib.suppress(OSError, RunError):  # of a damaged run nothing is shown
+    with contextlib.suppress(OSError, RunError):  # the page shows nothing of a damaged run
         paths += [str(done["notebook"].get(key, "")) for done in run.executions for key in ("path", "cwd")]
         argv = run.env.get("argv")
         given = [*run.params.values(), *(argv if isinstance(argv, list) else [])]
