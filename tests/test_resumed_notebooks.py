@@ -31,8 +31,9 @@ def killing(source, target, **how):
 if any("ipykernel" in word for word in sys.orig_argv):
     os.replace = killing
 """
-# Episodes of PPO in a second; the share of moved weights is measured where a step leaves time for it.
-TIMES = ["elapsed_s", "step_time", "eps", "update/moved"]
+# Episodes of PPO in a second; the share of moved weights is measured where a step leaves time for it, in notebook 10 always.
+TIMES = ["elapsed_s", "step_time", "eps"]
+MEASURED_AT_TIMES = ["update/moved"]
 AFTER_A_STEP = "progress.json", 3  # the second step is trained, and the first one is logged
 CHECKPOINT = "complete.json", 1
 
@@ -132,7 +133,8 @@ def outcome(run: Run) -> dict:
     """What does not depend on time: settings and rows of each training, and the verdicts."""
     made: dict = {"verdicts": [(one["says"], one["holds"]) for one in run.result["results"]]}
     for name, training in trainings(run).items():
-        metrics = training.metrics.drop(columns=TIMES, errors="ignore")
+        at_times = [] if run.notebook.startswith("10") else MEASURED_AT_TIMES
+        metrics = training.metrics.drop(columns=TIMES + at_times, errors="ignore")
         recipe = read_json(training.path / "recipe.json", {})
         made[name] = {"settings": recipe, "metrics": metrics.to_csv(), "completions": training.completions.to_csv()}
     return made
