@@ -2,8 +2,8 @@
 
 import inspect
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import astuple, dataclass, field
 from typing import Any
 
 import torch
@@ -11,6 +11,7 @@ from torch.optim.lr_scheduler import LambdaLR, LRScheduler
 from transformers import Adafactor, Trainer, get_scheduler
 
 from ..replay.optimizers import adafactor_step, adam_step, clip_factor, sgd_step
+from .processes import is_sharded, own_part, sum_over_processes
 from .snapshot import Snapshot, host_copy
 from .updates import count_moved
 
@@ -32,6 +33,7 @@ _RULES: dict[type, tuple[Callable, tuple[str, ...]]] = {
     torch.optim.SGD: (sgd_step, _SGD),
     Adafactor: (adafactor_step, _ADAFACTOR),
 }
+Total = Callable[[Sequence[float]], list[float]]  # sums over the processes that hold the weights in parts
 _ARGUMENTS = {"lr": "learning_rate", "betas": "(adam_beta1, adam_beta2)", "eps": "adam_epsilon"}
 
 
@@ -77,31 +79,37 @@ class OptimizerStep:
 
 
 def step_and_undo(trainer: Any, policy: Any, gradients: Mapping[str, torch.Tensor]) -> OptimizerStep:
-    """Take the step and undo it; `gradients` by parameter, before clipping. Weights and state are copied to the host."""
+    """Take the step and undo it; `gradients` by parameter, before clipping. Weights and state are copied to the host.
+
+    Where FSDP2 holds the weights in parts, `gradients` are of the part of this process, which it compares, and numbers are
+    those of all processes together.
+    """
     trained = {name: p for name, p in policy.named_parameters() if p.requires_grad}
+    total = sum_over_processes if is_sharded(policy) else list
+    gradients = {name: gradient for name, gradient in gradients.items() if name in trained}
     is_new = trainer.optimizer is None
     outer = trainer.create_optimizer() if is_new else trainer.optimizer
     optimizer = getattr(outer, "optimizer", outer)  # accelerate's passes over steps between micro-batches
-    weights = {name: host_copy(p) for name, p in trained.items()}
+    weights = {name: host_copy(own_part(p)) for name, p in trained.items()}
     snapshot = Snapshot([vars(outer), vars(optimizer)], others=trained.values())
     states = {name: dict(optimizer.state.get(p, {})) for name, p in trained.items()}
-    step = _described(trainer, optimizer, trained, gradients, is_new)
+    step = _described(trainer, optimizer, trained, gradients, is_new, total)
     options = {id(p): dict(group) for group in optimizer.param_groups for p in group["params"]}
     try:
         _clip(trainer, policy)
-        step.clipped_norm = _norm(p.grad for p in trained.values() if p.grad is not None)
+        step.clipped_norm = _norm((own_part(p.grad) for p in trained.values() if p.grad is not None), total)
         if has_modes(optimizer):  # transformers switches it before each step, but not one that is made here
             optimizer.train()
         optimizer.step()
-        names = [name for name in gradients if name in trained]
-        if type(optimizer) in _RULES and step.holds_any:
+        # Adafactor has numbers of whole rows and columns.
+        if type(optimizer) in _RULES and step.holds_any and (type(optimizer) is not Adafactor or total is list):
             step.is_computed = True
-            _compare(step, type(optimizer), names, trained, weights, gradients, states, options, snapshot)
-        _count(step, names, trained, weights, gradients)
+            _compare(step, type(optimizer), trained, weights, gradients, states, options, snapshot, total)
+        _count(step, trained, weights, gradients, total)
     finally:
         with torch.no_grad():
             for name, parameter in trained.items():
-                parameter.copy_(weights[name])
+                own_part(parameter).copy_(weights[name])
         snapshot.restore()
     return step
 
@@ -113,7 +121,12 @@ def has_modes(optimizer: Any) -> bool:
 
 
 def _described(
-    trainer: Any, optimizer: Any, trained: Mapping[str, Any], gradients: Mapping[str, torch.Tensor], is_new: bool
+    trainer: Any,
+    optimizer: Any,
+    trained: Mapping[str, Any],
+    gradients: Mapping[str, torch.Tensor],
+    is_new: bool,
+    total: Total,
 ) -> OptimizerStep:
     """The state of optimizer and weights before the step."""
     rates = [float(group["lr"]) for group in optimizer.param_groups if group.get("lr") is not None]
@@ -122,14 +135,14 @@ def _described(
     grouped = [[names[id(p)] for p in group["params"] if id(p) in names] for group in optimizer.param_groups]
     step.holds_any = any(grouped)
     held = {name for group in grouped for name in group}
-    step.without_group = [name for name in gradients if name in trained and name not in held]
+    step.without_group = [name for name in gradients if name not in held]
     for group, members in zip(optimizer.param_groups, grouped, strict=True):
         with_gradient = [name for name in members if name in gradients]
         if with_gradient:
             decay = float(group.get("weight_decay") or 0.0)
             rests = group.get("lr") is not None and not float(group["lr"])
             step.groups.append(GroupStep(with_gradient, bool(group.get("maximize")), decay, rests))
-    step.norm = _norm(gradients.values())
+    step.norm = _norm(gradients.values(), total)
     step.expected_norm = step.norm * clip_factor(step.norm, trainer.args.max_grad_norm)
     if trainer.state.global_step == 0:
         step.counted = _steps_without_averages(optimizer.state.values())
@@ -144,7 +157,7 @@ def _described(
 def _steps_without_averages(states: Iterable[Mapping[str, Any]]) -> int:
     """The most steps that Adam's state counts; 0 where one of its averages is not 0, so that it has seen gradients."""
     states = [state for state in states if "exp_avg_sq" in state and "step" in state]
-    if any(bool(state["exp_avg_sq"].any()) for state in states):
+    if any(bool(own_part(state["exp_avg_sq"]).any()) for state in states):
         return 0
     return max((int(state["step"]) for state in states), default=0)
 
@@ -260,8 +273,9 @@ def _clip(trainer: Any, policy: Any) -> None:
         trainer.accelerator.clip_grad_norm_(policy.parameters(), limit)
 
 
-def _norm(tensors: Any) -> float:
-    return math.sqrt(sum(float(torch.linalg.vector_norm(tensor, dtype=_exact(tensor))) ** 2 for tensor in tensors))
+def _norm(tensors: Iterable[torch.Tensor], total: Total) -> float:
+    squares = [float(torch.linalg.vector_norm(tensor, dtype=_exact(tensor))) ** 2 for tensor in tensors]
+    return math.sqrt(*total([sum(squares)]))
 
 
 def _exact(tensor: torch.Tensor) -> torch.dtype:
@@ -270,49 +284,51 @@ def _exact(tensor: torch.Tensor) -> torch.dtype:
 
 def _count(
     step: OptimizerStep,
-    names: list[str],
     trained: Mapping[str, Any],
     weights: Mapping[str, torch.Tensor],
     gradients: Mapping[str, torch.Tensor],
+    total: Total,
 ) -> None:
     """Count moved elements of the groups that have a learning rate, and sum gradient times step by group."""
     slopes, resting = {}, {name for group in step.groups if group.rests for name in group.names}
-    for name in names:
-        after, gradient = trained[name].detach(), gradients[name]
+    for name, gradient in gradients.items():
+        after = own_part(trained[name]).detach()
         before = weights[name].to(after.device)
         with_gradient, moved = count_moved([before], [after], [gradient]).tolist()
         if name not in resting:
             step.with_gradient += with_gradient
             step.moved += moved
         slopes[name] = float(((after.float() - before.float()) * gradient.float()).sum())
-    for group in step.groups:
-        group.slope = math.fsum(slopes[name] for name in group.names)
+    sums = total([math.fsum(slopes[name] for name in group.names) for group in step.groups])
+    for group, slope in zip(step.groups, sums, strict=True):
+        group.slope = slope
+    step.with_gradient, step.moved = map(int, total([step.with_gradient, step.moved]))
 
 
 def _compare(
     step: OptimizerStep,
     kind: type,
-    names: list[str],
     trained: Mapping[str, Any],
     weights: Mapping[str, torch.Tensor],
     gradients: Mapping[str, torch.Tensor],
     states: Mapping[str, dict],
     options: Mapping[int, dict],
     snapshot: Snapshot,
+    total: Total,
 ) -> None:
     """Compute the step of each parameter in float64 and compare."""
     sums, most_wrong = _Sums(), 0
     function, option_names = _RULES[kind]
     factor = step.expected_norm / step.norm if step.norm else 1.0
     is_much_clipped = factor * MUCH_CLIPPED < 1
-    for name in names:
-        parameter = trained[name]
-        if id(parameter) not in options:
+    for name, gradient in gradients.items():
+        if id(trained[name]) not in options:
             continue
-        chosen = {option: options[id(parameter)][option] for option in option_names}
+        parameter, group = own_part(trained[name]), options[id(trained[name])]
+        chosen = {option: group[option] for option in option_names}
         chosen["lr"] = None if chosen["lr"] is None else float(chosen["lr"])
         state = {key: snapshot.copy_of(value) for key, value in states[name].items()}
-        whole = {"weight": weights[name], "gradient": gradients[name], "after": parameter.detach()} | state
+        whole = {"weight": weights[name], "gradient": gradient, "after": parameter.detach()} | state
         relative = max(_LEAST_RELATIVE, _ROUNDINGS * _coarsest(whole.values()))
         rule, wrong = _Rule(function, chosen, factor, parameter.dtype, relative), 0
         for number, part in enumerate(_parts(whole, parameter, kind is not Adafactor)):
@@ -325,6 +341,8 @@ def _compare(
         step.wrong += wrong
         if wrong > most_wrong:
             most_wrong, step.worst = wrong, name
+    sums = _Sums(*total(astuple(sums)))
+    step.elements, step.wrong = map(int, total([step.elements, step.wrong]))
     step.finite = math.isfinite(sums.product) and math.isfinite(sums.expected)
     if sums.expected and step.finite:
         step.times = sums.product / sums.expected

@@ -19,6 +19,7 @@ from accelerate.utils import gather_object
 from ..errors import ParameterError, RunError
 from .engine import finish_reasons, hook, hook_requests, unhook
 from .optimizer_step import OptimizerStep, has_modes, step_and_undo
+from .processes import average_gradients, check_engine, check_placed, is_sharded, own_part, whole
 from .rows import eos_ids, policy_of, tokenizer_of
 from .snapshot import Snapshot, host_copy, modules_restored
 
@@ -114,6 +115,8 @@ def record_step(
         raise ParameterError(
             f"check_step: batch has {len(batch)} rows, expected {size} (num_generations) for each prompt"
         )
+    check_engine(trainer, "check_step")
+    check_placed(trainer)
     record.stale = reuse
     with as_it_was(trainer, reuse), contextlib.ExitStack() as stack:
         stack.callback(StepListener(trainer, record).off)
@@ -122,7 +125,8 @@ def record_step(
             trainer.current_gradient_accumulation_steps = steps or trainer.args.gradient_accumulation_steps
         steps = trainer.current_gradient_accumulation_steps
         model = trainer.model_wrapped
-        record.averaged = isinstance(model, torch.nn.parallel.DistributedDataParallel)
+        whole_everywhere = isinstance(model, torch.nn.parallel.DistributedDataParallel)
+        record.averaged = whole_everywhere or is_sharded(model)
         model.train()
         model.zero_grad(set_to_none=True)
         for number in range(steps):
@@ -151,7 +155,7 @@ def record_step(
         if trainer.accelerator.num_processes > 1:
             states = gather_object([record.drawn_from])
             record.drawn_alike = bool(record.drawn_from) and states.count(record.drawn_from) > 1
-            record.unlike = _unlike_weights(policy_of(trainer)) if record.averaged else []
+            record.unlike = _unlike_weights(policy_of(trainer)) if whole_everywhere else []
     return record
 
 
@@ -179,15 +183,18 @@ def finish_update(trainer: Any, record: StepRecord) -> None:
     record.metrics = {name: list(values) for name, values in trainer._metrics["train"].items()}
     policy = policy_of(trainer)
     _take_gradients(trainer, policy, record)
-    if trainer.is_deepspeed_enabled or trainer.is_fsdp_enabled:
-        record.problem = record.problem or "weights that DeepSpeed or FSDP holds in parts"
     if not record.problem:
-        record.update = step_and_undo(trainer, policy, record.gradients)
+        own = record.gradients if not is_sharded(policy) else _gradients(policy, own_part)
+        record.update = step_and_undo(trainer, policy, own)
 
 
 def _take_gradients(trainer: Any, policy: Any, record: StepRecord) -> None:
     record.problem = _unscale(trainer.accelerator.scaler, policy)
-    record.gradients = {n: p.grad.detach().clone() for n, p in policy.named_parameters() if p.grad is not None}
+    record.gradients = _gradients(policy, whole)
+
+
+def _gradients(policy: Any, of: Callable) -> dict[str, torch.Tensor]:
+    return {name: of(p.grad.detach()).clone() for name, p in policy.named_parameters() if p.grad is not None}
 
 
 def record_without_dropout(trainer: Any, record: StepRecord) -> StepRecord:
@@ -214,6 +221,8 @@ def record_without_dropout(trainer: Any, record: StepRecord) -> StepRecord:
             trainer.accelerator.sync_gradients = number == len(record.micro_batches) - 1
             with trainer.accelerator.autocast():
                 trainer.training_step(model, None, None)
+        if is_sharded(model):  # whose weights are whole here, so that a backward pass averages nothing
+            average_gradients(policy_of(trainer))
         _take_gradients(trainer, policy_of(trainer), again)
     return again
 

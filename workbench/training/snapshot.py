@@ -8,6 +8,8 @@ from typing import Any
 import numpy as np
 import torch
 
+from .processes import own_part
+
 _PLAIN = (bool, int, float, complex, str, bytes, type(None))
 
 
@@ -33,7 +35,7 @@ class Snapshot:
             return
         self._seen[id(value)] = value
         if isinstance(value, torch.Tensor):
-            self._tensors[id(value)] = value, host_copy(value)
+            self._tensors[id(value)] = own_part(value), host_copy(own_part(value))
         elif isinstance(value, np.ndarray):
             self._arrays.append((value, value.copy()))
         elif isinstance(value, torch.Generator):
@@ -82,7 +84,7 @@ def host_copy(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def sums_of(tensors: Iterable[torch.Tensor]) -> list[float]:
-    """The sum of each tensor, such as a weight: another where the tensor is another.
+    """The sum of each tensor, such as a weight, or of this process's part of it: another where the tensor is another.
 
     Example:
         >>> sums_of(torch.nn.LayerNorm(3).parameters())
@@ -91,7 +93,7 @@ def sums_of(tensors: Iterable[torch.Tensor]) -> list[float]:
     sums = []
     for tensor in tensors:
         exact = torch.float32 if tensor.device.type == "mps" else torch.float64  # which Apple's GPUs lack
-        values = tensor.detach()
+        values = own_part(tensor.detach())
         if values.is_floating_point() and values.element_size() == 1:
             values = values.float()  # torch has no sum of float8
         sums.append(float(values.sum(dtype=exact)))

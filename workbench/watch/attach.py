@@ -26,6 +26,7 @@ from ..replay.report import StepReport, stage_names
 from ..runs.files import WATCHED
 from ..training.callback import LiveCallback, attach_first, others_with, say
 from ..training.engine import hook
+from ..training.processes import check_engine
 from ..training.record_async import RowsTap
 from ..training.record_step import copied, samples_of_next_step
 from ..training.recording import StepRecorder, Steps, check_kept, check_record_dir, check_steps, is_due
@@ -116,10 +117,9 @@ class StepCheck(LiveCallback):
             self._hooks.append(self._tap.off)
         self._moved: tuple[int, list[float]] | None = None  # a checked update, and the sums of the weights that it made
         self._hooks.append(hook(trainer, "get_batch_samples", self._around_batches))
-        if not (trainer.is_deepspeed_enabled or trainer.is_fsdp_enabled):  # which hold the weights in parts
-            handler = trainer.callback_handler
-            self._hooks.append(hook(handler, "on_pre_optimizer_step", self._around_gradients))
-            self._hooks.append(hook(handler, "on_optimizer_step", self._around_weights))
+        handler = trainer.callback_handler
+        self._hooks.append(hook(handler, "on_pre_optimizer_step", self._around_gradients))
+        self._hooks.append(hook(handler, "on_optimizer_step", self._around_weights))
         if hasattr(trainer, "num_iterations"):
             self._hooks.append(hook(trainer, "_generate_and_score_completions", self._around_generation))
         trainer.add_callback(self)
@@ -277,8 +277,9 @@ def attach_watch(
         The watch; its `detach()` ends it, its `reports` are those of `check_every`, by step. None if `WORKBENCH_WATCH=0`.
 
     Raises:
-        ParameterError: another trainer, `every` or `check_every` below 1, `record_steps` that name no step, a name in `meant`
-            that is no stage's, a `record_dir` that is a file, or a rule with the name of another.
+        ParameterError: another trainer, `every` or `check_every` below 1, `check_every` with DeepSpeed or FSDP version 1,
+            `record_steps` that name no step, a name in `meant` that is no stage's, a `record_dir` that is a file, or a rule
+            with the name of another.
     """
     if os.environ.get("WORKBENCH_WATCH") == "0":
         return None
@@ -290,6 +291,8 @@ def attach_watch(
     for name, steps in (("record_steps", record_steps), ("check_every", check_every)):
         if steps is not None:
             check_steps(name, steps)
+    if check_every is not None:
+        check_engine(trainer, "check_every")
     stage_names("meant", meant)
     warnings = Warnings(folder, rules)
 

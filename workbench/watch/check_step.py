@@ -6,6 +6,7 @@ from typing import Any
 
 from ..replay.report import StepReport, stage_names
 from ..training.callback import others_with
+from ..training.processes import whole_weights
 from ..training.record_async import record_async_step
 from ..training.record_distillation import record_distillation_step
 from ..training.record_step import record_step
@@ -70,14 +71,14 @@ def check_any_step(trainer: Any, batch: list[dict] | None = None) -> StepReport:
     kind = kind_of(trainer)
     if kind == "AsyncGRPO":
         update = record_async_step(trainer, batch)
-        with modules_restored(trainer):
+        with modules_restored(trainer), whole_weights(trainer):
             return AsyncJudge(trainer, update).report()
     if kind == "Distillation":
         distilled = record_distillation_step(trainer, batch)
-        with modules_restored(trainer):
+        with modules_restored(trainer), whole_weights(trainer):
             return DistillationJudge(trainer, distilled).report()
     record = record_step(trainer, batch)
-    with modules_restored(trainer):  # the models score each row once more
+    with modules_restored(trainer), whole_weights(trainer):
         return Judge(trainer, step_of(trainer, kind, record), record).report()
 
 
@@ -112,7 +113,7 @@ def check_new_step(
     # The last update of an epoch can have fewer micro-batches.
     steps, reuse = trainer.current_gradient_accumulation_steps, trainer._buffered_inputs is not None
     record = record_step(trainer, batch, reuse, steps=steps)
-    with modules_restored(trainer):
+    with modules_restored(trainer), whole_weights(trainer):
         judge = Judge(trainer, step_of(trainer, kind, record), record)
         if not record.reused:
             earlier = {} if drawn is None or not record.drawn_from else drawn
@@ -160,6 +161,6 @@ def check_reused_step(
     step = step_of(trainer, kind, record)
     if generated is not None:
         step = with_counted_items(step, generated)
-    with modules_restored(trainer):
+    with modules_restored(trainer), whole_weights(trainer):
         report = Judge(trainer, step, record).report_of_reused(sampled_at, earlier, generated)
         return report.with_meant(names)

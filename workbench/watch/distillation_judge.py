@@ -14,6 +14,7 @@ from ..replay.distillation import check_distilled_metrics, divergence
 from ..replay.grpo_math import Loss
 from ..replay.report import Stage, StepReport
 from ..replay.stages import TOLERANCES, check_ends, check_mask, check_turns, compared
+from ..training.processes import average_gradients, failing_together
 from ..training.record_distillation import DistillationRecord
 from ..training.record_step import dropouts_of
 from ..training.step_numbers import coarsest_dtype, distillation_step_of
@@ -96,16 +97,14 @@ class DistillationJudge(Judge):
         """Score each row alone by both models; the gradient is that of their divergences."""
         weight = self.step.processes / self._items()
         with own_gradients(self.policy) as gradients:
-            for micro in self.step.micro_batches:
-                for row, prompt, ids in zip(micro.rows, micro.prompt_ids, micro.ids, strict=True):
-                    if ids:
-                        self.alone[text_key(prompt, ids)] = self._score(self.policy, prompt, ids)
-                        self._differentiate(prompt, ids, weight * row.mask)
+            with failing_together(self.record.averaged):
+                for micro in self.step.micro_batches:
+                    for row, prompt, ids in zip(micro.rows, micro.prompt_ids, micro.ids, strict=True):
+                        if ids:
+                            self.alone[text_key(prompt, ids)] = self._score(self.policy, prompt, ids)
+                            self._differentiate(prompt, ids, weight * row.mask)
             if self.record.averaged:
-                for parameter in (p for p in self.policy.parameters() if p.requires_grad):
-                    parameter.grad = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
-                    torch.distributed.all_reduce(parameter.grad)
-                    parameter.grad /= self.step.processes
+                average_gradients(self.policy)
         return gradients
 
     def _differentiate(self, prompt: list[int], ids: list[int], weights: np.ndarray) -> None:

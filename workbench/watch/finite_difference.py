@@ -32,6 +32,7 @@ from ..replay.grpo_math import Loss
 from ..replay.stages import tolerance_of
 from ..replay.step import Step
 from ..training.engine import hook
+from ..training.processes import failing_together
 from ..training.record_step import MicroBatch, StepRecord, as_it_was, score_with_loss
 from ..training.step_numbers import multiplied_in
 
@@ -77,8 +78,6 @@ def check_by_moving(
     trained = {name: p for name, p in policy.named_parameters() if p.requires_grad}
     if record.problem:
         return Moved("cannot tell", record.problem)
-    if trainer.is_deepspeed_enabled or trainer.is_fsdp_enabled:
-        return Moved("cannot tell", "DeepSpeed or FSDP holds the weights in parts")
     wide = (torch.float32, torch.float64)
     narrow = sorted({str(p.dtype).removeprefix("torch.") for p in policy.parameters() if p.dtype not in wide})
     if narrow:
@@ -165,6 +164,12 @@ class _Probe:
 
     def measure(self, names: Sequence[str], shorter: float = 1.0) -> tuple[float, float]:
         """The movement of the loss along v in these tensors: by the gradient, and as measured; both of half the way."""
+        with failing_together(self.record.averaged):
+            said, moved_by = self._measured(names, shorter)
+        (does,) = self._over_processes([moved_by])
+        return said, does
+
+    def _measured(self, names: Sequence[str], shorter: float) -> tuple[float, float]:
         values, said = [], 0.0
         try:
             for side in (1.0, -1.0):
@@ -183,8 +188,7 @@ class _Probe:
         finally:
             for name in names:
                 self.trained[name].data.copy_(self.before[name])
-        (does,) = self._over_processes([(values[0] - values[1]) / 2])
-        return said, does
+        return said, (values[0] - values[1]) / 2
 
     def _direction(self, name: str, weights: torch.Tensor) -> torch.Tensor:
         """v in one tensor."""

@@ -31,6 +31,7 @@ from ..replay.stages import (
     with_deviations,
 )
 from ..replay.step import SampledRow, Step, all_loss_rows
+from ..training.processes import average_gradients, failing_together
 from ..training.record_step import StepRecord, dropouts_of, record_without_dropout
 from ..training.rows import eos_ids, policy_of, stops_of, tokenizer_of
 from ..training.step_numbers import coarsest_dtype, router_coefficient, router_loss_of, step_of, with_generation
@@ -152,8 +153,6 @@ class Judge:
         """The stage of rewards, with what reward models give to each row alone, unpadded and in evaluation."""
         if stage is None or (stage.name, stage.verdict) != ("rewards", "same"):
             return stage
-        if self.trainer.is_deepspeed_enabled or self.trainer.is_fsdp_enabled:  # which hold the weights in parts
-            return stage
         for model, taken, rewards in self.record.judged:
             # Before a model is in evaluation: whether it was.
             noise = ", ".join(dropouts_of(model)) if model.training else ""
@@ -223,13 +222,11 @@ class Judge:
     def _score_and_differentiate(self) -> dict[str, torch.Tensor]:
         """Score each row of each micro-batch alone; the gradient is that of their slopes."""
         with own_gradients(self.policy) as gradients:
-            self.alone |= self._differentiate_rows()
-            self._differentiate_routers()
+            with failing_together(self.record.averaged):
+                self.alone |= self._differentiate_rows()
+                self._differentiate_routers()
             if self.record.averaged:
-                for parameter in (p for p in self.policy.parameters() if p.requires_grad):
-                    parameter.grad = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
-                    torch.distributed.all_reduce(parameter.grad)
-                    parameter.grad /= self.step.processes
+                average_gradients(self.policy)
         return gradients
 
     def _differentiate_rows(self) -> dict[tuple, _Alone]:

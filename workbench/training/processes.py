@@ -1,0 +1,130 @@
+"""What a check of a step needs in trainings of several processes, each of which may hold only a part of the weights."""
+
+import contextlib
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from accelerate.utils import gather_object
+from torch.distributed.fsdp import FSDPModule
+from torch.distributed.tensor import DTensor
+
+from ..errors import ParameterError, RunError
+
+
+def check_engine(trainer: Any, name: str) -> None:
+    """Refuse a trainer whose engine cannot run a step that is none of the training; `name` is what was called.
+
+    Raises:
+        ParameterError: the trainer uses DeepSpeed, or FSDP's first version.
+    """
+    plugin = getattr(trainer.accelerator.state, "fsdp_plugin", None)
+    if trainer.is_deepspeed_enabled:
+        problem = "DeepSpeed takes the optimizer's step in the backward pass, so a check would train"
+    elif trainer.is_fsdp_enabled and getattr(plugin, "fsdp_version", 1) == 1:
+        problem = "FSDP version 1 keeps the weights in parts (fsdp_version: 2 can be checked)"
+    else:
+        return
+    raise ParameterError(
+        f"{name}: {problem}. Call check_step in one process: run the script with python in place of accelerate launch"
+    )
+
+
+def check_placed(trainer: Any) -> None:
+    """Refuse a model that FSDP has not put on its device yet.
+
+    Raises:
+        RunError: it is elsewhere.
+    """
+    placed, device = next(trainer.model.parameters()).device.type, trainer.accelerator.device.type
+    if trainer.is_fsdp_enabled and not is_sharded(trainer.model) and placed != device:
+        raise RunError(
+            f"check_step: the model is on {placed}, and FSDP puts it on {device} in train(). Before train(), call "
+            "attach_watch(trainer, check_every=100), which checks the first step and every 100th"
+        )
+
+
+def is_sharded(model: Any) -> bool:
+    """Say whether FSDP2 holds weights of a model in parts."""
+    return isinstance(model, torch.nn.Module) and any(isinstance(module, FSDPModule) for module in model.modules())
+
+
+def own_part(tensor: torch.Tensor) -> torch.Tensor:
+    """The part of a tensor that this process holds, in its memory: all of it where no other process has a part."""
+    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
+
+
+def whole(tensor: torch.Tensor) -> torch.Tensor:
+    """A tensor with the parts of all processes, which all come here."""
+    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+
+
+# Attributes of FSDP2's groups of parameters while their weights are whole: neither is freed again, nor are gradients sent.
+_WHILE_WHOLE = {
+    "post_forward_mesh_info": None,
+    "reshard_after_backward": False,
+    "reduce_grads": False,
+    "all_reduce_grads": False,
+}
+
+
+@contextlib.contextmanager
+def whole_weights(trainer: Any) -> Iterator[None]:
+    """Inside the block each process has all weights that FSDP2 holds in parts, and gradients of its own rows.
+
+    All processes enter it. Inside none waits for another, so each may score as many rows as it has.
+    """
+    models = [trainer.model, *(getattr(trainer, name, None) for name in ("ref_model", "teacher_model"))]
+    modules = [module for model in models if isinstance(model, torch.nn.Module) for module in model.modules()]
+    parts = [module for module in modules if isinstance(module, FSDPModule)]
+    for part in parts:
+        part.unshard()
+    groups = [group for part in parts for group in _groups_of(part)]
+    before = [(group, {name: getattr(group, name) for name in _WHILE_WHOLE}) for group in groups]
+    # A gradient that would be sent in another dtype is kept elsewhere than in `grad`.
+    before += [(each, {"reduce_dtype": each.reduce_dtype}) for group in groups for each in group.fsdp_params]
+    for each, attributes in before:
+        for name in attributes:
+            setattr(each, name, _WHILE_WHOLE.get(name))
+    try:
+        yield
+    finally:
+        for part in parts:
+            part.reshard()
+        for each, attributes in before:
+            for name, value in attributes.items():
+                setattr(each, name, value)
+
+
+def _groups_of(part: Any) -> list:
+    """FSDP2's groups of parameters of a module, of which there can be several since torch 2.13."""
+    state = part._get_fsdp_state()
+    return list(getattr(state, "_fsdp_param_groups", None) or filter(None, [getattr(state, "_fsdp_param_group", None)]))
+
+
+def sum_over_processes(values: Sequence[float]) -> list[float]:
+    """The sum of each number over the processes, which all come here."""
+    return np.sum(gather_object([list(values)]), axis=0).tolist()
+
+
+def average_gradients(model: torch.nn.Module) -> None:
+    """Put the mean over the processes, which all come here, in the place of each gradient; none counts as zeros."""
+    for parameter in (p for p in model.parameters() if p.requires_grad):
+        parameter.grad = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
+        torch.distributed.all_reduce(parameter.grad)
+        parameter.grad /= torch.distributed.get_world_size()
+
+
+@contextlib.contextmanager
+def failing_together(are_several: bool) -> Iterator[None]:
+    """Raise in each process if one fails inside the block: the others would wait for it behind it, for ever."""
+    failed: Exception | None = None
+    try:
+        yield
+    except Exception as error:
+        failed = error
+        if not are_several:
+            raise
+    if are_several and any(gather_object([failed is not None])):
+        raise failed or RunError("another process cannot check this step, and says why")
