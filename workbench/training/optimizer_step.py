@@ -11,7 +11,7 @@ from torch.optim.lr_scheduler import LambdaLR, LRScheduler
 from transformers import Adafactor, Trainer, get_scheduler
 
 from ..replay.optimizers import adafactor_step, adam_step, clip_factor, sgd_step
-from .processes import is_sharded, own_part, sum_over_processes
+from .processes import is_sharded, own_part, share_of, sum_over_processes
 from .snapshot import Snapshot, host_copy
 from .updates import count_moved
 
@@ -33,7 +33,6 @@ _RULES: dict[type, tuple[Callable, tuple[str, ...]]] = {
     torch.optim.SGD: (sgd_step, _SGD),
     Adafactor: (adafactor_step, _ADAFACTOR),
 }
-Total = Callable[[Sequence[float]], list[float]]  # sums over the processes that hold the weights in parts
 _ARGUMENTS = {"lr": "learning_rate", "betas": "(adam_beta1, adam_beta2)", "eps": "adam_epsilon"}
 
 
@@ -78,6 +77,23 @@ class OptimizerStep:
     kept_by_clipping: float = 1.0  # how long the step is, of one without clipping; only known where much is clipped
 
 
+class _Whole:
+    """Makes numbers of the parts of the weights that this process holds those of the whole weights."""
+
+    def __init__(self, trained: Mapping[str, torch.Tensor], processes: int, are_sharded: bool):
+        self.are_sharded = are_sharded
+        self._shares = {name: share_of(p, processes) if are_sharded else 1.0 for name, p in trained.items()}
+
+    def total(self, values: Sequence[float]) -> list[float]:
+        """The sum of each number over the processes, which all come here."""
+        return sum_over_processes(values) if self.are_sharded else list(values)
+
+    def norm(self, tensors: Mapping[str, torch.Tensor]) -> float:
+        """The norm of all tensors, by parameter."""
+        norms = {name: float(torch.linalg.vector_norm(x, dtype=_exact(x))) for name, x in tensors.items()}
+        return math.sqrt(*self.total([sum(self._shares[name] * norm**2 for name, norm in norms.items())]))
+
+
 def step_and_undo(trainer: Any, policy: Any, gradients: Mapping[str, torch.Tensor]) -> OptimizerStep:
     """Take the step and undo it; `gradients` by parameter, before clipping. Weights and state are copied to the host.
 
@@ -85,7 +101,7 @@ def step_and_undo(trainer: Any, policy: Any, gradients: Mapping[str, torch.Tenso
     those of all processes together.
     """
     trained = {name: p for name, p in policy.named_parameters() if p.requires_grad}
-    total = sum_over_processes if is_sharded(policy) else list
+    whole = _Whole(trained, trainer.accelerator.num_processes, is_sharded(policy))
     gradients = {name: gradient for name, gradient in gradients.items() if name in trained}
     is_new = trainer.optimizer is None
     outer = trainer.create_optimizer() if is_new else trainer.optimizer
@@ -93,19 +109,20 @@ def step_and_undo(trainer: Any, policy: Any, gradients: Mapping[str, torch.Tenso
     weights = {name: host_copy(own_part(p)) for name, p in trained.items()}
     snapshot = Snapshot([vars(outer), vars(optimizer)], others=trained.values())
     states = {name: dict(optimizer.state.get(p, {})) for name, p in trained.items()}
-    step = _described(trainer, optimizer, trained, gradients, is_new, total)
+    step = _described(trainer, optimizer, trained, gradients, is_new, whole)
     options = {id(p): dict(group) for group in optimizer.param_groups for p in group["params"]}
     try:
         _clip(trainer, policy)
-        step.clipped_norm = _norm((own_part(p.grad) for p in trained.values() if p.grad is not None), total)
+        step.clipped_norm = whole.norm({n: own_part(p.grad) for n, p in trained.items() if p.grad is not None})
         if has_modes(optimizer):  # transformers switches it before each step, but not one that is made here
             optimizer.train()
         optimizer.step()
         # Adafactor has numbers of whole rows and columns.
-        if type(optimizer) in _RULES and step.holds_any and (type(optimizer) is not Adafactor or total is list):
+        is_elementwise = type(optimizer) is not Adafactor
+        if type(optimizer) in _RULES and step.holds_any and (is_elementwise or not whole.are_sharded):
             step.is_computed = True
-            _compare(step, type(optimizer), trained, weights, gradients, states, options, snapshot, total)
-        _count(step, trained, weights, gradients, total)
+            _compare(step, type(optimizer), trained, weights, gradients, states, options, snapshot, whole)
+        _count(step, trained, weights, gradients, whole)
     finally:
         with torch.no_grad():
             for name, parameter in trained.items():
@@ -126,7 +143,7 @@ def _described(
     trained: Mapping[str, Any],
     gradients: Mapping[str, torch.Tensor],
     is_new: bool,
-    total: Total,
+    whole: _Whole,
 ) -> OptimizerStep:
     """The state of optimizer and weights before the step."""
     rates = [float(group["lr"]) for group in optimizer.param_groups if group.get("lr") is not None]
@@ -142,7 +159,7 @@ def _described(
             decay = float(group.get("weight_decay") or 0.0)
             rests = group.get("lr") is not None and not float(group["lr"])
             step.groups.append(GroupStep(with_gradient, bool(group.get("maximize")), decay, rests))
-    step.norm = _norm(gradients.values(), total)
+    step.norm = whole.norm(gradients)
     step.expected_norm = step.norm * clip_factor(step.norm, trainer.args.max_grad_norm)
     if trainer.state.global_step == 0:
         step.counted = _steps_without_averages(optimizer.state.values())
@@ -273,11 +290,6 @@ def _clip(trainer: Any, policy: Any) -> None:
         trainer.accelerator.clip_grad_norm_(policy.parameters(), limit)
 
 
-def _norm(tensors: Iterable[torch.Tensor], total: Total) -> float:
-    squares = [float(torch.linalg.vector_norm(tensor, dtype=_exact(tensor))) ** 2 for tensor in tensors]
-    return math.sqrt(*total([sum(squares)]))
-
-
 def _exact(tensor: torch.Tensor) -> torch.dtype:
     return torch.float32 if tensor.device.type == "mps" else torch.float64  # which Apple's GPUs lack
 
@@ -287,7 +299,7 @@ def _count(
     trained: Mapping[str, Any],
     weights: Mapping[str, torch.Tensor],
     gradients: Mapping[str, torch.Tensor],
-    total: Total,
+    whole: _Whole,
 ) -> None:
     """Count moved elements of the groups that have a learning rate, and sum gradient times step by group."""
     slopes, resting = {}, {name for group in step.groups if group.rests for name in group.names}
@@ -299,10 +311,10 @@ def _count(
             step.with_gradient += with_gradient
             step.moved += moved
         slopes[name] = float(((after.float() - before.float()) * gradient.float()).sum())
-    sums = total([math.fsum(slopes[name] for name in group.names) for group in step.groups])
+    sums = whole.total([math.fsum(slopes[name] for name in group.names) for group in step.groups])
     for group, slope in zip(step.groups, sums, strict=True):
         group.slope = slope
-    step.with_gradient, step.moved = map(int, total([step.with_gradient, step.moved]))
+    step.with_gradient, step.moved = map(int, whole.total([step.with_gradient, step.moved]))
 
 
 def _compare(
@@ -314,7 +326,7 @@ def _compare(
     states: Mapping[str, dict],
     options: Mapping[int, dict],
     snapshot: Snapshot,
-    total: Total,
+    whole: _Whole,
 ) -> None:
     """Compute the step of each parameter in float64 and compare."""
     sums, most_wrong = _Sums(), 0
@@ -328,10 +340,10 @@ def _compare(
         chosen = {option: group[option] for option in option_names}
         chosen["lr"] = None if chosen["lr"] is None else float(chosen["lr"])
         state = {key: snapshot.copy_of(value) for key, value in states[name].items()}
-        whole = {"weight": weights[name], "gradient": gradient, "after": parameter.detach()} | state
-        relative = max(_LEAST_RELATIVE, _ROUNDINGS * _coarsest(whole.values()))
+        values = {"weight": weights[name], "gradient": gradient, "after": parameter.detach()} | state
+        relative = max(_LEAST_RELATIVE, _ROUNDINGS * _coarsest(values.values()))
         rule, wrong = _Rule(function, chosen, factor, parameter.dtype, relative), 0
-        for number, part in enumerate(_parts(whole, parameter, kind is not Adafactor)):
+        for number, part in enumerate(_parts(values, parameter, kind is not Adafactor)):
             expected = rule.expected(part)
             wrong += rule.count_wrong(part, expected)
             sums.add(part, expected)
@@ -341,8 +353,8 @@ def _compare(
         step.wrong += wrong
         if wrong > most_wrong:
             most_wrong, step.worst = wrong, name
-    sums = _Sums(*total(astuple(sums)))
-    step.elements, step.wrong = map(int, total([step.elements, step.wrong]))
+    sums = _Sums(*whole.total(astuple(sums)))
+    step.elements, step.wrong = map(int, whole.total([step.elements, step.wrong]))
     step.finite = math.isfinite(sums.product) and math.isfinite(sums.expected)
     if sums.expected and step.finite:
         step.times = sums.product / sums.expected

@@ -1,6 +1,7 @@
 """What a check of a step needs in trainings of several processes, each of which may hold only a part of the weights."""
 
 import contextlib
+import math
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -53,6 +54,14 @@ def is_sharded(model: Any) -> bool:
 def own_part(tensor: torch.Tensor) -> torch.Tensor:
     """The part of a tensor that this process holds, in its memory: all of it where no other process has a part."""
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor
+
+
+def share_of(tensor: torch.Tensor, processes: int) -> float:
+    """The share of a tensor's part that counts in a sum over processes: 1 over the number of those that hold the same part."""
+    if not isinstance(tensor, DTensor):
+        return 1 / processes
+    kinds = zip(tensor.placements, tensor.device_mesh.shape, strict=True)
+    return 1 / math.prod(size for placement, size in kinds if placement.is_replicate())
 
 
 def whole(tensor: torch.Tensor) -> torch.Tensor:
