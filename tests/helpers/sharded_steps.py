@@ -19,13 +19,15 @@ import torch
 import trl
 from accelerate.state import PartialState
 from accelerate.utils import DistributedType
+from datasets import Dataset
 from distillation_cases import TWO
 from distillation_cases import make as make_distillation
-from step_cases import FAULTS, HEALTHY, length, make
+from step_cases import FAULTS, HEALTHY, PROMPTS, length, make
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy
 
 from workbench.errors import RunError
 from workbench.experiments.instruments.ppo_learning import preference_model
+from workbench.training.processes import held_parameters, whole
 from workbench.watch import judge
 from workbench.watch.attach import StepCheck
 
@@ -54,31 +56,73 @@ class SendsInFloat32(trl.GRPOTrainer):
         self.accelerator.state.fsdp_plugin.mixed_precision_policy = policy
 
 
-class FailsInOne(trl.GRPOTrainer):
-    """Runs out of memory in one of the processes while a row is scored."""
+def failing(name: str, rank: int | None = 1):
+    """A trainer of which a method of the judge runs out of memory in one process, or in all."""
 
-    def train(self, *args, **kwargs):
-        score = judge.Judge._score
+    class Failing(trl.GRPOTrainer):
+        def train(self, *args, **kwargs):
+            original = getattr(judge.Judge, name)
 
-        def failing(*args):
-            if self.accelerator.process_index:
+            def failing(*args):
+                if rank in (None, self.accelerator.process_index):
+                    raise torch.OutOfMemoryError("no memory")
+                return original(*args)
+
+            setattr(judge.Judge, name, failing)
+            try:
+                return super().train(*args, **kwargs)
+            finally:
+                setattr(judge.Judge, name, original)
+
+    return Failing
+
+
+def failing_backward(rank: int | None = 1):
+    """A trainer whose first layer runs out of memory in a backward pass of the judge, in one process or in all."""
+
+    class Failing(trl.GRPOTrainer):
+        def train(self, *args, **kwargs):
+            differentiate = judge.Judge._differentiate_rows
+
+            def out_of_memory(*_):
                 raise torch.OutOfMemoryError("no memory")
-            return score(*args)
 
-        judge.Judge._score = failing
-        try:
-            return super().train(*args, **kwargs)
-        finally:
-            judge.Judge._score = score
+            def differentiated(judged):
+                hook = self.model.model.layers[0].register_full_backward_hook(out_of_memory)
+                try:
+                    return differentiate(judged)
+                finally:
+                    hook.remove()
+
+            if rank in (None, self.accelerator.process_index):
+                judge.Judge._differentiate_rows = differentiated
+            try:
+                return super().train(*args, **kwargs)
+            finally:
+                judge.Judge._differentiate_rows = differentiate
+
+    return Failing
 
 
+def fails(completions, **_):
+    if torch.distributed.get_rank() == 1:
+        raise ConnectionError("the server of rewards is busy")
+    return length(completions)
+
+
+EVALUATED = {"eval_strategy": "steps", "eval_steps": 1, "per_device_eval_batch_size": 4, "max_grad_norm": 0.1}
 CASES: dict[str, dict[str, Any]] = {**HEALTHY, **{name: case for name, (case, _, _) in FAULTS.items()}}
 CASES |= {
     "a reference": {"beta": 0.1},
     "a reward model": {"funcs": (length, str(preference_model()))},
     "bf16, sent in float32": {"cls": SendsInFloat32, "bf16": True},
     "distillation": TWO | {"make": make_distillation},
-    "fails in one": {"cls": FailsInOne},
+    "fails while it scores": {"cls": failing("_score")},
+    "fails at a stage": {"cls": failing("sampling")},
+    "fails in a backward pass": {"cls": failing_backward()},
+    "fails in each backward pass": {"cls": failing_backward(None)},
+    "a reward fails": {"funcs": (fails,)},
+    "evaluations": EVALUATED | {"more": {"eval_dataset": Dataset.from_dict({"prompt": PROMPTS})}},
 }
 
 
@@ -95,12 +139,16 @@ def trained(folder: Path, case: dict[str, Any], checked: bool) -> tuple[str, dic
     trainer = case.pop("make", make)(folder, max_steps=2, disable_tqdm=True, **case)
     check = StepCheck(trainer, 1, tell=lambda line: None) if checked else None
     said = io.StringIO()
-    with contextlib.redirect_stdout(said), contextlib.redirect_stderr(said):
-        trainer.train()
+    try:
+        with contextlib.redirect_stdout(said), contextlib.redirect_stderr(said):
+            trainer.train()
+    except Exception:
+        print(said.getvalue())
+        raise
     if not any(isinstance(module, FSDPModule) for module in trainer.model.modules()):
         raise RunError("the weights are whole in each process: is nothing sharded?")
-    weights = (p.full_tensor() for p in trainer.model.parameters())
-    digest = hashlib.sha256(b"".join(w.detach().float().numpy().tobytes() for w in weights)).hexdigest()
+    weights = [whole(p).detach().float() for p in held_parameters(trainer.model)]
+    digest = hashlib.sha256(b"".join(w.numpy().tobytes() for w in weights)).hexdigest()
     return digest, check.reports if check else {}, said.getvalue()
 
 

@@ -14,7 +14,7 @@ from workbench.training.processes import check_engine, check_placed, failing_tog
 
 OWN = ["a reference", "a reward model", "bf16, sent in float32", "distillation"]
 # Rows of which one process has another number than the other, an adapter, and a fault of each stage that needs the weights.
-OF_EACH_DAY = ["masked", "bf16, LoRA", "RLOO", *OWN, "gradient", "lost to bf16", "dropout"]
+OF_EACH_DAY = ["masked", "bf16, LoRA", "RLOO", *OWN, "gradient", "lost to bf16", "dropout", "evaluations"]
 
 # Advantages that are normalized, and entropies that are ranked, over all processes: one does not know those of the others.
 UNKNOWN = {"RLOO": ["advantages"], "fields of the loss": ["loss", "gradient"]}
@@ -57,13 +57,26 @@ def test_each_setting_and_fault_is_judged_in_parts(part, tmp_path):
         assert_judged(found, names)
 
 
+FAILS = ["fails while it scores", "fails at a stage", "fails in a backward pass", "fails in each backward pass"]
+
+
 @pytest.mark.slow
 def test_where_one_process_fails_no_other_waits(tmp_path):
-    one, other = checked(tmp_path, ["fails in one"])
-    for found in (one, other):
-        assert found["fails in one"]["alike"] and found["fails in one"]["stages"] == {}
-    assert "no memory" in other["fails in one"]["said"], other
-    assert "another process" in one["fails in one"]["said"], one
+    one, other = checked(tmp_path, FAILS)
+    for name in FAILS:
+        for found in (one, other):
+            assert found[name]["alike"] and found[name]["stages"] == {}, (name, found[name])
+        assert "OutOfMemoryError: no memory" in other[name]["said"], other
+        assert name.endswith("each backward pass") or "another process" in one[name]["said"], one
+
+
+@pytest.mark.slow
+def test_an_error_in_the_step_of_one_process_ends_all(tmp_path):
+    with pytest.raises(AssertionError):  # the code of torchrun
+        in_two_processes("sharded_steps.py", tmp_path, "a reward fails")
+    said = (tmp_path / "out").read_text()
+    assert "the check of steps failed in process 1, for which others wait" in said, said
+    assert "ConnectionError: the server of rewards is busy" in said, said
 
 
 def trainer_of(deepspeed=False, fsdp=0, placed="cpu", device="cpu"):

@@ -7,6 +7,7 @@ from dataclasses import astuple, dataclass, field
 from typing import Any
 
 import torch
+from accelerate.utils import gather_object
 from torch.optim.lr_scheduler import LambdaLR, LRScheduler
 from transformers import Adafactor, Trainer, get_scheduler
 
@@ -355,6 +356,8 @@ def _compare(
             most_wrong, step.worst = wrong, name
     sums = _Sums(*whole.total(astuple(sums)))
     step.elements, step.wrong = map(int, whole.total([step.elements, step.wrong]))
+    if whole.are_sharded:
+        step.worst = max(gather_object([(most_wrong, step.worst)]))[1]
     step.finite = math.isfinite(sums.product) and math.isfinite(sums.expected)
     if sums.expected and step.finite:
         step.times = sums.product / sums.expected

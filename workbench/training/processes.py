@@ -14,17 +14,25 @@ from torch.distributed.tensor import DTensor
 from ..errors import ParameterError, RunError
 
 
+class StepNotChecked(RunError):
+    """A step that no process checks, since one of them cannot."""
+
+
 def check_engine(trainer: Any, name: str) -> None:
     """Refuse a trainer whose engine cannot run a step that is none of the training; `name` is what was called.
 
     Raises:
-        ParameterError: the trainer uses DeepSpeed, or FSDP's first version.
+        ParameterError: the trainer uses DeepSpeed, FSDP's first version or tensor parallelism, or torch is too old for FSDP2.
     """
     plugin = getattr(trainer.accelerator.state, "fsdp_plugin", None)
     if trainer.is_deepspeed_enabled:
         problem = "DeepSpeed takes the optimizer's step in the backward pass, so a check would train"
     elif trainer.is_fsdp_enabled and getattr(plugin, "fsdp_version", 1) == 1:
         problem = "FSDP version 1 keeps the weights in parts (fsdp_version: 2 can be checked)"
+    elif trainer.is_fsdp_enabled and not hasattr(FSDPModule, "reset_iter_state"):
+        problem = f"torch {torch.__version__} cannot leave a pass of FSDP that failed; 2.13 can"
+    elif not is_sharded(trainer.model) and any(isinstance(p, DTensor) for p in trainer.model.parameters()):
+        problem = "the weights are split by tensor parallelism"
     else:
         return
     raise ParameterError(
@@ -49,6 +57,26 @@ def check_placed(trainer: Any) -> None:
 def is_sharded(model: Any) -> bool:
     """Say whether FSDP2 holds weights of a model in parts."""
     return isinstance(model, torch.nn.Module) and any(isinstance(module, FSDPModule) for module in model.modules())
+
+
+def held_parameters(model: torch.nn.Module) -> list[torch.Tensor]:
+    """The parameters as their optimizer has them: FSDP2 leaves some whole behind a forward pass without gradients."""
+    groups = [group for part in model.modules() if isinstance(part, FSDPModule) for group in _groups_of(part)]
+    params = [each for group in groups for each in group.fsdp_params if hasattr(each, "_unsharded_param")]
+    parts = {id(each._unsharded_param): each.sharded_param for each in params}
+    return [parts.get(id(parameter), parameter) for parameter in model.parameters()]
+
+
+@contextlib.contextmanager
+def passes_left(trainer: Any) -> Iterator[None]:
+    """Bring FSDP2 out of a forward or backward pass that fails inside the block: else it averages no later gradient."""
+    try:
+        yield
+    except BaseException:
+        for model in _models_of(trainer):
+            if isinstance(model, FSDPModule):
+                model.reset_iter_state()
+        raise
 
 
 def own_part(tensor: torch.Tensor) -> torch.Tensor:
@@ -84,9 +112,7 @@ def whole_weights(trainer: Any) -> Iterator[None]:
 
     All processes enter it. Inside none waits for another, so each may score as many rows as it has.
     """
-    models = [trainer.model, *(getattr(trainer, name, None) for name in ("ref_model", "teacher_model"))]
-    modules = [module for model in models if isinstance(model, torch.nn.Module) for module in model.modules()]
-    parts = [module for module in modules if isinstance(module, FSDPModule)]
+    parts = [part for model in _models_of(trainer) for part in model.modules() if isinstance(part, FSDPModule)]
     for part in parts:
         part.unshard()
     groups = [group for part in parts for group in _groups_of(part)]
@@ -97,13 +123,19 @@ def whole_weights(trainer: Any) -> Iterator[None]:
         for name in attributes:
             setattr(each, name, _WHILE_WHOLE.get(name))
     try:
-        yield
+        with passes_left(trainer):
+            yield
     finally:
         for part in parts:
             part.reshard()
         for each, attributes in before:
             for name, value in attributes.items():
                 setattr(each, name, value)
+
+
+def _models_of(trainer: Any) -> list[torch.nn.Module]:
+    models = [trainer.model, *(getattr(trainer, name, None) for name in ("ref_model", "teacher_model"))]
+    return [model for model in models if isinstance(model, torch.nn.Module)]
 
 
 def _groups_of(part: Any) -> list:
@@ -127,13 +159,20 @@ def average_gradients(model: torch.nn.Module) -> None:
 
 @contextlib.contextmanager
 def failing_together(are_several: bool) -> Iterator[None]:
-    """Raise in each process if one fails inside the block: the others would wait for it behind it, for ever."""
+    """Raise in each process if one fails inside the block: the others would wait for it behind it, for ever.
+
+    Raises:
+        StepNotChecked: what failed in this process, or that another one did.
+    """
     failed: Exception | None = None
     try:
         yield
     except Exception as error:
-        failed = error
         if not are_several:
             raise
+        failed = error
     if are_several and any(gather_object([failed is not None])):
-        raise failed or RunError("another process cannot check this step, and says why")
+        said = (
+            f"{type(failed).__name__}: {failed}" if failed else "another process cannot check this step, and says why"
+        )
+        raise StepNotChecked(said) from failed

@@ -19,7 +19,16 @@ from accelerate.utils import gather_object
 from ..errors import ParameterError, RunError
 from .engine import finish_reasons, hook, hook_requests, unhook
 from .optimizer_step import OptimizerStep, has_modes, step_and_undo
-from .processes import average_gradients, check_engine, check_placed, is_sharded, own_part, whole
+from .processes import (
+    average_gradients,
+    check_engine,
+    check_placed,
+    held_parameters,
+    is_sharded,
+    own_part,
+    passes_left,
+    whole,
+)
 from .rows import eos_ids, policy_of, tokenizer_of
 from .snapshot import Snapshot, host_copy, modules_restored
 
@@ -118,7 +127,7 @@ def record_step(
     check_engine(trainer, "check_step")
     check_placed(trainer)
     record.stale = reuse
-    with as_it_was(trainer, reuse), contextlib.ExitStack() as stack:
+    with as_it_was(trainer, reuse), passes_left(trainer), contextlib.ExitStack() as stack:
         stack.callback(StepListener(trainer, record).off)
         batches = _batches(trainer, batch)
         if not reuse:
@@ -170,7 +179,8 @@ def _unlike_weights(policy: torch.nn.Module) -> list[str]:
     integers = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
     # A sum of the bits as integers is exact, in whatever order a device adds them.
     sums = {name: int(p.detach().view(integers[p.itemsize]).sum()) for name, p in policy.named_parameters()}
-    return [name for name in sums if any(other[name] != sums[name] for other in gather_object([sums]))]
+    everyone = gather_object([sums])
+    return [name for name in sums if any(other[name] != sums[name] for other in everyone)]
 
 
 def loss_mask_of(output: Mapping[str, Any]) -> torch.Tensor:
@@ -190,7 +200,8 @@ def finish_update(trainer: Any, record: StepRecord) -> None:
 
 def _take_gradients(trainer: Any, policy: Any, record: StepRecord) -> None:
     record.problem = _unscale(trainer.accelerator.scaler, policy)
-    record.gradients = _gradients(policy, whole)
+    device = trainer.accelerator.device  # of which FSDP may move gradients to the host
+    record.gradients = _gradients(policy, lambda gradient: whole(gradient).to(device))
 
 
 def _gradients(policy: Any, of: Callable) -> dict[str, torch.Tensor]:
@@ -285,7 +296,10 @@ def _unscale(scaler: Any, policy: Any) -> str:
     scale, gradients = scaler.get_scale(), [p.grad for p in policy.parameters() if p.grad is not None]
     for gradient in gradients:
         gradient.div_(scale)
-    if all(bool(gradient.isfinite().all()) for gradient in gradients):
+    finite = all(bool(own_part(gradient).isfinite().all()) for gradient in gradients)
+    if is_sharded(policy):  # all skip an update, or none does
+        finite = all(gather_object([finite]))
+    if finite:
         return ""
     return f"gradients overflow at a loss scale of {scale:g}: the scaler leaves this update out and lowers its scale"
 
@@ -399,7 +413,8 @@ def restored(trainer: Any):
     engine = getattr(trainer, "engine", None)  # ours counts requests, for their seeds
     counts = dict(vars(engine)) if engine is not None else {}
     # A step switches such an optimizer to the weights that it trains.
-    weights = {p: host_copy(p) for p in model.parameters() if p.requires_grad} if has_modes(trainer.optimizer) else {}
+    held = [own_part(p) for p in held_parameters(model) if p.requires_grad] if has_modes(trainer.optimizer) else []
+    weights = {p: host_copy(p) for p in held}
     try:
         with modules_restored(trainer):
             yield

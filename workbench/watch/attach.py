@@ -26,7 +26,7 @@ from ..replay.report import StepReport, stage_names
 from ..runs.files import WATCHED
 from ..training.callback import LiveCallback, attach_first, others_with, say
 from ..training.engine import hook
-from ..training.processes import check_engine
+from ..training.processes import StepNotChecked, check_engine, held_parameters
 from ..training.record_async import RowsTap
 from ..training.record_step import copied, samples_of_next_step
 from ..training.recording import StepRecorder, Steps, check_kept, check_record_dir, check_steps, is_due
@@ -163,7 +163,7 @@ class StepCheck(LiveCallback):
 
     def _sums(self, name: str) -> list[float]:
         """Sum each gradient (`grad`) or weight (`data`) that trains."""
-        tensors = [getattr(p, name) for p in self._trainer.model.parameters() if p.requires_grad]
+        tensors = [getattr(p, name) for p in held_parameters(self._trainer.model) if p.requires_grad]
         return sums_of(tensor for tensor in tensors if tensor is not None)
 
     def _amend(self, step: int, cause: str) -> None:
@@ -191,7 +191,20 @@ class StepCheck(LiveCallback):
             return
         if accelerator.num_processes > 1:  # they sample and score together, or none does
             self.on = all(gather_object([self.on]))
-        self.guarded(self._check, step, samples)
+        if accelerator.num_processes > 1 and self.on:
+            self._check_together(step, samples)
+        else:
+            self.guarded(self._check, step, samples)
+
+    def _check_together(self, step: int, samples: str) -> None:
+        """Check a step; an error in the step itself ends the training, since the other processes would wait for ever."""
+        try:
+            self._check(step, samples)
+        except (ParameterError, StepNotChecked) as error:  # in each process alike
+            self.guarded(_raised, error)
+        except Exception:
+            say(f"the {self.name} failed in process {self._trainer.accelerator.process_index}, for which others wait")
+            raise
 
     def _changed(self, step: int) -> dict[str, str]:
         """Describe, by its stage, a reference or teacher whose weights have changed since the first check."""
@@ -200,7 +213,7 @@ class StepCheck(LiveCallback):
             model = getattr(self._trainer, name, None)
             if not isinstance(model, torch.nn.Module) or model is self._trainer.model:
                 continue
-            sums = sums_of(model.parameters())
+            sums = sums_of(held_parameters(model))
             first, before = self._frozen.setdefault(name, (step, sums))
             if sums != before and not getattr(self._trainer.args, "sync_ref_model", False):
                 said[stage] = f"the {stage} has other weights than before step {first}: a callback or method moves them"
@@ -240,6 +253,10 @@ class StepCheck(LiveCallback):
             self._tell(f"{where}: step-check: {report.first.name} is different: {report.first.cause}. Do: {advice}")
 
 
+def _raised(error: Exception) -> None:
+    raise error
+
+
 def attach_watch(
     trainer,
     record_dir: str | os.PathLike | None = None,
@@ -270,7 +287,8 @@ def attach_watch(
         record_steps: steps whose loss inputs are kept in files for `workbench replay`: step numbers, or N for the first step
             and every N-th.
         check_every: run `check_step` at the first and every N-th step, and print the first stage that differs. Such a step
-            takes twice as long or more, and reward functions are called once more.
+            takes twice as long or more, and reward functions are called once more. Of several processes each has to attach
+            it, and a reward function that fails in one of them then ends the training, as it does without a check.
         meant: stages of these checks at which your subclass means to differ, as `check_step` takes them.
 
     Returns:

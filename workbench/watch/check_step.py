@@ -5,11 +5,12 @@ from dataclasses import replace
 from typing import Any
 
 from ..replay.report import StepReport, stage_names
+from ..replay.step import Step
 from ..training.callback import others_with
-from ..training.processes import whole_weights
+from ..training.processes import failing_together, whole_weights
 from ..training.record_async import record_async_step
 from ..training.record_distillation import record_distillation_step
-from ..training.record_step import record_step
+from ..training.record_step import StepRecord, record_step
 from ..training.snapshot import modules_restored
 from ..training.step_numbers import kind_of, step_of, with_counted_items
 from .async_judge import AsyncJudge
@@ -79,7 +80,12 @@ def check_any_step(trainer: Any, batch: list[dict] | None = None) -> StepReport:
             return DistillationJudge(trainer, distilled).report()
     record = record_step(trainer, batch)
     with modules_restored(trainer), whole_weights(trainer):
-        return Judge(trainer, step_of(trainer, kind, record), record).report()
+        return Judge(trainer, _step_of(trainer, kind, record), record).report()
+
+
+def _step_of(trainer: Any, kind: str, record: StepRecord) -> Step:
+    with failing_together(record.averaged):
+        return step_of(trainer, kind, record)
 
 
 def _without_callbacks(trainer: Any, report: StepReport) -> StepReport:
@@ -114,7 +120,7 @@ def check_new_step(
     steps, reuse = trainer.current_gradient_accumulation_steps, trainer._buffered_inputs is not None
     record = record_step(trainer, batch, reuse, steps=steps)
     with modules_restored(trainer), whole_weights(trainer):
-        judge = Judge(trainer, step_of(trainer, kind, record), record)
+        judge = Judge(trainer, _step_of(trainer, kind, record), record)
         if not record.reused:
             earlier = {} if drawn is None or not record.drawn_from else drawn
             return _not_as(earlier.setdefault(record.drawn_from, step), step, judge.report()).with_meant(names)
@@ -158,7 +164,7 @@ def check_reused_step(
     """
     kind, names = kind_of(trainer), stage_names("meant", meant)
     record = record_step(trainer, batch, reuse=True)
-    step = step_of(trainer, kind, record)
+    step = _step_of(trainer, kind, record)
     if generated is not None:
         step = with_counted_items(step, generated)
     with modules_restored(trainer), whole_weights(trainer):

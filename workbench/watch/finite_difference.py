@@ -16,15 +16,18 @@ gradient as an input. So do the norms of DoRA, which its definition keeps out of
 
 import contextlib
 import math
+import os
 import warnings
 import zlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 from unittest import mock
 
 import numpy as np
+import psutil
 import torch
+from accelerate.utils import gather_object
 
 from ..consistency.logits import without_autocast
 from ..consistency.padding import evaluating
@@ -32,7 +35,7 @@ from ..replay.grpo_math import Loss
 from ..replay.stages import tolerance_of
 from ..replay.step import Step
 from ..training.engine import hook
-from ..training.processes import failing_together
+from ..training.processes import failing_together, is_sharded
 from ..training.record_step import MicroBatch, StepRecord, as_it_was, score_with_loss
 from ..training.step_numbers import multiplied_in
 
@@ -86,6 +89,8 @@ def check_by_moving(
         return Moved(
             "cannot tell", f"torch multiplies float32 in {product}, which rounds away the steps that this takes"
         )
+    if record.averaged and not _fit_in_memory(trained.values()):
+        return Moved("cannot tell", "a copy of the weights of each process does not fit into half of the host's memory")
     if any(torch.is_tensor(other) for micro in record.micro_batches for other in micro.others):
         return Moved("cannot tell", "the loss of a router has a part in the gradient")
     try:
@@ -98,7 +103,15 @@ def check_by_moving(
             with norms_held(policy, probe.score):
                 return probe.verdict()
     except Exception as error:  # a loss is anybody's
+        if is_sharded(trainer.model):  # FSDP is in the middle of a pass, which ends the check
+            raise
         return Moved("cannot tell", f"the loss cannot be taken again: {type(error).__name__}: {str(error)[:200]}")
+
+
+def _fit_in_memory(weights: Iterable[torch.Tensor]) -> bool:
+    """Say whether each process of this machine can copy its weights into half of the memory that is free on all machines."""
+    copies = sum(p.numel() * p.element_size() for p in weights) * int(os.environ.get("LOCAL_WORLD_SIZE", 1))
+    return all(gather_object([2 * copies < psutil.virtual_memory().available]))
 
 
 class _Probe:
@@ -117,8 +130,11 @@ class _Probe:
     ):
         self.trainer, self.record, self.expected, self.trained = trainer, record, expected, trained
         self.limits = tolerance_of(step)
-        self.tables = [_tables(m, loss, scale) for m, loss in zip(record.micro_batches, losses, strict=True) if loss]
-        slopes = torch.cat([table.flatten() for tables in self.tables for table in tables if table is not None])
+        with failing_together(record.averaged):
+            self.tables = [
+                _tables(m, loss, scale) for m, loss in zip(record.micro_batches, losses, strict=True) if loss
+            ]
+            slopes = torch.cat([table.flatten() for tables in self.tables for table in tables if table is not None])
         total, square = self._over_processes([float(slopes.abs().sum()), float((slopes**2).sum())])
         self.noise = _ROUNDING * math.sqrt(square)
         norms = [float(gradient.norm()) for gradient in expected.values()]

@@ -31,7 +31,7 @@ from ..replay.stages import (
     with_deviations,
 )
 from ..replay.step import SampledRow, Step, all_loss_rows
-from ..training.processes import average_gradients, failing_together
+from ..training.processes import StepNotChecked, average_gradients, failing_together, is_sharded
 from ..training.record_step import StepRecord, dropouts_of, record_without_dropout
 from ..training.rows import eos_ids, policy_of, stops_of, tokenizer_of
 from ..training.step_numbers import coarsest_dtype, router_coefficient, router_loss_of, step_of, with_generation
@@ -105,20 +105,27 @@ class Judge:
             options["min_tokens"] = least
         self.sampler = options
         self.options = None if options.keys() - _PLACED else {"temperature": float(self.temperature)} | options
-        self.losses = self._losses()
+        with failing_together(record.averaged):
+            self.losses = self._losses()
         self.alone: dict[tuple, _Alone] = {}  # by prompt and completion
         self.gradients = self._score_and_differentiate()
-        with evaluating(self.policy), without_autocast(self.policy):  # rows that the loss leaves out were sampled too
-            for row in step.rows:
+        with failing_together(record.averaged):
+            self._score_other_rows()
+
+    def _score_other_rows(self) -> None:
+        """Score rows that the loss leaves out, which were sampled too."""
+        with evaluating(self.policy), without_autocast(self.policy):
+            for row in self.step.rows:
                 if row.ids and text_key(row.prompt_ids, row.ids) not in self.alone:
                     self.alone[text_key(row.prompt_ids, row.ids)] = self._score(self.policy, row.prompt_ids, row.ids)
 
     def report(self) -> StepReport:
         step = self.step
-        of_rows = stages_of_rows(step, self.tokenizer.decode, self._reference_kl())
-        of_rows[0] = self._beyond_turns(of_rows[0])
-        stages = [self._seeded(self.sampling()), *map(self._judged_alone, map(self._with_dropout_in_kl, of_rows))]
-        stages += [check_batches(step), self.logprobs(), self.reference(), self.mismatch()]
+        with failing_together(self.record.averaged):
+            of_rows = stages_of_rows(step, self.tokenizer.decode, self._reference_kl())
+            of_rows[0] = self._beyond_turns(of_rows[0])
+            stages = [self._seeded(self.sampling()), *map(self._judged_alone, map(self._with_dropout_in_kl, of_rows))]
+            stages += [check_batches(step), self.logprobs(), self.reference(), self.mismatch()]
         stages += [*self._of_update(), check_metrics(step, self.losses)]
         return self._report(stages)
 
@@ -188,8 +195,10 @@ class Judge:
                 for stage in earlier.stages
                 if stage.name in (*_OF_GENERATION, *_OF_SOME_GENERATIONS)
             ]
+        with failing_together(self.record.averaged):
+            of_rows = [batches, self.logprobs()]
         metrics = check_metrics(self.step, self.losses)
-        return self._report([*of_generation, batches, self.logprobs(), *self._of_update(), metrics])
+        return self._report([*of_generation, *of_rows, *self._of_update(), metrics])
 
     def _of_update(self) -> list[Stage | None]:
         ratios, correction, loss = stages_of_loss(self.step, self.losses)
@@ -581,14 +590,16 @@ class Judge:
         stage = self._compared_gradient(loss)
         if stage.verdict != "different" or self.step.dtype not in ("bfloat16", "float16"):
             return stage
-        if self.step.kind not in ("GRPO", "RLOO") or self.record.averaged or not math.isfinite(stage.largest or 0.0):
+        if self.step.kind not in ("GRPO", "RLOO") or not math.isfinite(stage.largest or 0.0):
             return stage
         try:
             with self.trainer.accelerator.autocast():
                 rounded = self._gradients_of_rows_alone(contextlib.nullcontext())
             with in_float32(self.policy):
                 exact = self._gradients_of_rows_alone(without_autocast(self.policy))
-        except torch.OutOfMemoryError:  # fp32 takes more than the training does
+        except (torch.OutOfMemoryError, StepNotChecked):  # fp32 takes more than the training does
+            if is_sharded(self.policy):  # FSDP is in the middle of a pass, which ends the check
+                raise
             return stage
         names = sorted(rounded.keys() | exact.keys() | self.record.gradients.keys())
         total, used = (
@@ -602,8 +613,11 @@ class Judge:
 
     def _gradients_of_rows_alone(self, precision: contextlib.AbstractContextManager) -> dict[str, torch.Tensor]:
         with own_gradients(self.policy, precision) as gradients:
-            self._differentiate_rows()
-            self._differentiate_routers()
+            with failing_together(self.record.averaged):
+                self._differentiate_rows()
+                self._differentiate_routers()
+            if self.record.averaged:
+                average_gradients(self.policy)
         return gradients
 
     def _compared_gradient(self, loss: Stage) -> Stage:
