@@ -14,6 +14,7 @@ import os
 import sys
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import torch
 import trl
@@ -27,6 +28,7 @@ from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy
 
 from workbench.errors import RunError
 from workbench.experiments.instruments.ppo_learning import preference_model
+from workbench.training import record_step
 from workbench.training.processes import held_parameters, whole
 from workbench.watch import judge
 from workbench.watch.attach import StepCheck
@@ -104,6 +106,14 @@ def failing_backward(rank: int | None = 1):
     return Failing
 
 
+class NotRecorded(trl.GRPOTrainer):
+    """Cannot be recorded in any process."""
+
+    def train(self, *args, **kwargs):
+        with mock.patch.object(record_step, "finish_update", side_effect=AttributeError("no such method")):
+            return super().train(*args, **kwargs)
+
+
 def fails(completions, **_):
     if torch.distributed.get_rank() == 1:
         raise ConnectionError("the server of rewards is busy")
@@ -121,6 +131,7 @@ CASES |= {
     "fails at a stage": {"cls": failing("sampling")},
     "fails in a backward pass": {"cls": failing_backward()},
     "fails in each backward pass": {"cls": failing_backward(None)},
+    "fails to record": {"cls": NotRecorded},
     "a reward fails": {"funcs": (fails,)},
     "evaluations": EVALUATED | {"more": {"eval_dataset": Dataset.from_dict({"prompt": PROMPTS})}},
 }

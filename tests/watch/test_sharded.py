@@ -71,6 +71,14 @@ def test_where_one_process_fails_no_other_waits(tmp_path):
 
 
 @pytest.mark.slow
+def test_a_step_that_no_process_can_record_is_trained(tmp_path):
+    for found in checked(tmp_path, ["fails to record"]):
+        made = found["fails to record"]
+        assert made["alike"] and made["stages"] == {}, made
+        assert "the training goes on: AttributeError: no such method" in made["said"], made
+
+
+@pytest.mark.slow
 def test_an_error_in_the_step_of_one_process_ends_all(tmp_path):
     with pytest.raises(AssertionError):  # the code of torchrun
         in_two_processes("sharded_steps.py", tmp_path, "a reward fails")

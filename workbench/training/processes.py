@@ -2,6 +2,7 @@
 
 import contextlib
 import math
+import time
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -97,6 +98,8 @@ def whole(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
 
 
+_WAIT = 30.0  # seconds
+
 # Attributes of FSDP2's groups of parameters while their weights are whole: neither is freed again, nor are gradients sent.
 _WHILE_WHOLE = {
     "post_forward_mesh_info": None,
@@ -155,6 +158,18 @@ def average_gradients(model: torch.nn.Module) -> None:
         parameter.grad = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
         torch.distributed.all_reduce(parameter.grad)
         parameter.grad /= torch.distributed.get_world_size()
+
+
+def all_failed(name: str) -> bool:
+    """Say whether all processes come here with a name, within half a minute; no collective is needed, which would wait."""
+    store = torch.distributed.distributed_c10d._get_default_store()
+    until = time.monotonic() + _WAIT
+    store.add(name, 1)
+    while store.add(name, 0) < torch.distributed.get_world_size():
+        if time.monotonic() > until:
+            return False
+        time.sleep(0.1)
+    return True
 
 
 @contextlib.contextmanager

@@ -26,7 +26,7 @@ from ..replay.report import StepReport, stage_names
 from ..runs.files import WATCHED
 from ..training.callback import LiveCallback, attach_first, others_with, say
 from ..training.engine import hook
-from ..training.processes import StepNotChecked, check_engine, held_parameters
+from ..training.processes import StepNotChecked, all_failed, check_engine, held_parameters
 from ..training.record_async import RowsTap
 from ..training.record_step import copied, samples_of_next_step
 from ..training.recording import StepRecorder, Steps, check_kept, check_record_dir, check_steps, is_due
@@ -197,14 +197,18 @@ class StepCheck(LiveCallback):
             self.guarded(self._check, step, samples)
 
     def _check_together(self, step: int, samples: str) -> None:
-        """Check a step; an error in the step itself ends the training, since the other processes would wait for ever."""
+        """Check a step; an error in the step itself ends the training if not all have it, since the others wait for ever."""
         try:
             self._check(step, samples)
         except (ParameterError, StepNotChecked) as error:  # in each process alike
             self.guarded(_raised, error)
-        except Exception:
-            say(f"the {self.name} failed in process {self._trainer.accelerator.process_index}, for which others wait")
-            raise
+        except Exception as error:
+            if not all_failed(f"workbench: step {step}"):
+                say(
+                    f"the {self.name} failed in process {self._trainer.accelerator.process_index}, for which others wait"
+                )
+                raise
+            self.guarded(_raised, error)
 
     def _changed(self, step: int) -> dict[str, str]:
         """Describe, by its stage, a reference or teacher whose weights have changed since the first check."""
