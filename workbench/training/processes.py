@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 from accelerate.utils import gather_object
-from torch.distributed.fsdp import FSDPModule
+from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy
 from torch.distributed.tensor import DTensor
 
 from ..errors import ParameterError, RunError
@@ -145,6 +145,20 @@ def _groups_of(part: Any) -> list:
     """FSDP2's groups of parameters of a module, of which there can be several since torch 2.13."""
     state = part._get_fsdp_state()
     return list(getattr(state, "_fsdp_param_groups", None) or filter(None, [getattr(state, "_fsdp_param_group", None)]))
+
+
+@contextlib.contextmanager
+def nothing_cast(model: torch.nn.Module) -> Iterator[None]:
+    """Inside the block FSDP2 gives the modules of a model what they are given, in whatever dtype."""
+    states = [part._get_fsdp_state() for part in model.modules() if isinstance(part, FSDPModule)]
+    before = [state._mp_policy for state in states]
+    try:
+        for state in states:
+            state._mp_policy = MixedPrecisionPolicy()
+        yield
+    finally:
+        for state, policy in zip(states, before, strict=True):
+            state._mp_policy = policy
 
 
 def sum_over_processes(values: Sequence[float]) -> list[float]:

@@ -20,6 +20,7 @@ from ..consistency.padding import evaluating, logits_of, model_inputs
 from ..consistency.positions import takes_position_ids, with_position_ids
 from ..replay.stages import Tolerance, sampled_tokens
 from ..replay.step import SampledRow, Step
+from ..training.processes import nothing_cast
 from ..training.record_step import MicroBatch, StepRecord, dropouts_of, restored
 
 # What a rerun of the trainer's scoring changes, and what is then said.
@@ -294,7 +295,8 @@ def in_float32(model: torch.nn.Module) -> Iterator[None]:
     try:
         for tensor in narrow:
             tensor.data = tensor.data.float()
-        yield
+        with nothing_cast(model):
+            yield
     finally:
         for tensor, data in zip(narrow, before, strict=True):
             tensor.data = data
