@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from benchmarks import bf16_padding, dose, without_training
+from benchmarks import bf16_padding, dose, ppo_stops, without_training
 from tools.record import (
     ROOT,
     by_versions,
@@ -268,13 +268,12 @@ def page() -> list[str]:
     none = ["None is stored yet: `make real` trains them, `python -m benchmarks.real` stores those that are finished."]
     made = [("examples and EOS", "`python -m benchmarks.dose`", text) for text in made_runs(measured("dose"))]
     made += [("bf16 and pads", "`python -m benchmarks.bf16_padding`", made_with(measured("bf16_padding")))]
-    made += without_training.provenance()
+    made += without_training.provenance() + ppo_stops.provenance()
     made = [*(("SmolLM2", "`python -m benchmarks.real`", versions) for versions in made_arms()), *made]
     return [
         "# What was seen on real weights",
         "",
-        "**Toy** is a model of at most 0.65 M parameters, as in the notebooks'",
-        "committed outputs. **SmolLM2** is SmolLM2-135M-Instruct (Apache-2.0), trained by the same",
+        "**Toy** is a model of at most 0.65 M parameters. **SmolLM2** is SmolLM2-135M-Instruct, trained by the same",
         "notebooks with `-p model=smollm2` (`make real`). All on CPUs.",
         "",
         *table(head, problems()),
@@ -285,11 +284,10 @@ def page() -> list[str]:
         "",
         "## Trainings of SmolLM2",
         "",
-        "README's figure shows the sums.",
-        "",
         *(csv_next_to_page("smollm2.csv") if list(arms()) else none),
         "",
         *without_training.page(),
+        *ppo_stops.page(),
         *dose.page(measured("dose")),
         *bf16_padding.page(measured("bf16_padding")),
         "## gemma-3-270m",
@@ -305,8 +303,8 @@ def page() -> list[str]:
         f"{bf16['implicit']:.3f} nats",
         f"without them, {bf16['explicit']:.3f} with them, and {bf16['control']:.3f} by another batch size alone (*padding*).",
         "",
-        "Its trainings with the stop string `</answer>`: 60 steps each, LoRA, vLLM, TRL 1.16.0. They are in",
-        "`data/measured/stop_string.json`. Program: `git show 27f8652:benchmarks/stop_string.py`.",
+        "Its trainings with the stop string `</answer>`: 60 steps each, LoRA, vLLM, TRL 1.16.0",
+        "(`data/measured/stop_string.json`).",
         "",
         *csv_next_to_page("gemma_stops.csv"),
         "",

@@ -1,0 +1,107 @@
+"""Keeps what PPO with and without a stop costs SmolLM2: the trainings of notebook 01, one after the other.
+
+    python -m benchmarks.ppo_stops RUN
+
+RUN is a run folder of notebook 01, finished or not, with its env.json; in it a folder for each arm and seed. Of each training
+that is finished `data/measured/ppo_stops.json` keeps, by update, the forward passes of generation, the value loss, and the
+reward of the text up to EOS. Trainings that the file has of another run stay in it.
+"""
+
+import argparse
+from pathlib import Path
+
+import numpy as np
+
+from benchmarks.real import finished
+from tools.record import MEASURED, by_versions, made_with, measured, run_main, table
+from workbench.curves.stats import Interval, seed_interval
+from workbench.experiments.instruments.ppo_learning import ratio_of
+from workbench.runs.files import read_json, write_json
+
+PASSES, LOSS, REWARD = "generation/forwards", "loss/value_avg", "rewards/reward_len_up_to_eos/mean"
+AT_EOS, WHOLE, UNTIL = "stop-at-EOS", "no-stop--whole-text-scored", "no-stop--text-up-to-EOS-scored"
+LAST = 3  # updates at the end whose mean reward is compared
+
+
+def training(environment: dict, curves: dict[str, list[float]]) -> dict:
+    """What is kept of one training."""
+    return {"updates": len(curves[PASSES]), "curves": curves, "environment": environment}
+
+
+def compared(trainings: dict[str, dict[str, dict]]) -> dict[str, tuple[int, Interval]]:
+    """What a stop at EOS changes, of the seeds that both arms have: the number of seeds, and the number.
+
+    Example:
+        >>> def arm(passes, reward):
+        ...     curves = {PASSES: [passes] * 3, LOSS: [1.0] * 3, REWARD: [reward] * 3}
+        ...     return {str(seed): training({}, curves) for seed in range(3)}
+        >>> found = compared({AT_EOS: arm(12, -1.0), WHOLE: arm(48, -3.0), UNTIL: arm(48, -2.0)})
+        >>> seeds, passes = found["passes of an update, no stop / stop"]
+        >>> seeds, passes.in_brief(".2g")
+        (3, '4 (4 to 4)')
+    """
+    rng = np.random.default_rng(0)
+
+    def means(arm: str, metric: str, seeds: list[str], last: int = 0) -> np.ndarray:
+        return np.array([np.mean(trainings[arm][seed]["curves"][metric][-last:]) for seed in seeds])
+
+    both = {arm: sorted(trainings[arm].keys() & trainings[AT_EOS].keys()) for arm in (WHOLE, UNTIL)}
+    whole, until = both[WHOLE], both[UNTIL]
+    passes = ratio_of(means(WHOLE, PASSES, whole), means(AT_EOS, PASSES, whole), rng)
+    loss = ratio_of(means(WHOLE, LOSS, whole), means(AT_EOS, LOSS, whole), rng)
+    gains = [
+        seed_interval(means(AT_EOS, REWARD, seeds, LAST) - means(arm, REWARD, seeds, LAST), rng, statistic=np.mean)
+        for arm, seeds in both.items()
+    ]
+    return {
+        "passes of an update, no stop / stop": (len(whole), passes),
+        "value loss, no stop / stop": (len(whole), loss),
+        "reward at the end, stop less no stop, whole text scored": (len(whole), gains[0]),
+        "the same, text up to EOS scored": (len(until), gains[1]),
+    }
+
+
+def page() -> list[str]:
+    """Make the section of docs/evidence/real_weights.md."""
+    trainings = measured("ppo_stops")["trainings"]
+    updates = {one["updates"] for seeds in trainings.values() for one in seeds.values()}
+    cells = [[what, str(seeds), number.in_brief(".2g")] for what, (seeds, number) in compared(trainings).items()]
+    return [
+        '<a id="ppo-without-a-stop-in-training"></a>',
+        "",
+        "## PPO without a stop, in training",
+        "",
+        f"Notebook 01, {' or '.join(map(str, sorted(updates)))} updates a training:",
+        "",
+        *table(["number", "seeds", "measured"], cells),
+        "",
+    ]
+
+
+def provenance() -> list[tuple[str, str, str]]:
+    """Return what made the trainings, for the end of the page."""
+    trainings = measured("ppo_stops")["trainings"]
+    made = by_versions(made_with(one) for seeds in trainings.values() for one in seeds.values())
+    command = "`python -m benchmarks.ppo_stops`"
+    return [("PPO in training", command, versions.partition(", transformers")[0]) for versions in made]
+
+
+def main() -> None:
+    options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    options.add_argument("run", type=Path, help="run folder of notebook 01")
+    options.add_argument("--out", type=Path, default=MEASURED / "ppo_stops.json")
+    args = options.parse_args()
+    environment = read_json(args.run / "env.json", {})
+    kept = read_json(args.out, {}).get("trainings", {})
+    for arm, seeds in finished(args.run).items():
+        if arm not in (AT_EOS, WHOLE, UNTIL):
+            continue
+        for seed, one in seeds.items():
+            curves = {name: [float(f"{y:.5g}") for y in one.metrics[name]] for name in (PASSES, LOSS, REWARD)}
+            kept.setdefault(arm, {})[str(seed)] = training(environment, curves)
+    write_json(args.out, {"trainings": {arm: dict(sorted(seeds.items())) for arm, seeds in sorted(kept.items())}})
+    print(args.out)
+
+
+if __name__ == "__main__":
+    run_main(main)
