@@ -8,6 +8,7 @@ reward of the text up to EOS. Trainings that the file has of another run stay in
 """
 
 import argparse
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -23,29 +24,25 @@ AT_EOS, WHOLE, UNTIL = "stop-at-EOS", "no-stop--whole-text-scored", "no-stop--te
 LAST = 3  # updates at the end whose mean reward is compared
 
 
-def training(environment: dict, curves: dict[str, list[float]]) -> dict:
-    """What is kept of one training."""
-    return {"updates": len(curves[PASSES]), "curves": curves, "environment": environment}
-
-
-def compared(trainings: dict[str, dict[str, dict]]) -> dict[str, tuple[int, Interval]]:
+def compared(trainings: Sequence[dict]) -> dict[str, tuple[int, Interval]]:
     """What a stop at EOS changes, of the seeds that both arms have: the number of seeds, and the number.
 
     Example:
-        >>> def arm(passes, reward):
+        >>> def arm(name, passes, reward):
         ...     curves = {PASSES: [passes] * 3, LOSS: [1.0] * 3, REWARD: [reward] * 3}
-        ...     return {str(seed): training({}, curves) for seed in range(3)}
-        >>> found = compared({AT_EOS: arm(12, -1.0), WHOLE: arm(48, -3.0), UNTIL: arm(48, -2.0)})
+        ...     return [{"arm": name, "seed": seed, "curves": curves} for seed in range(3)]
+        >>> found = compared([*arm(AT_EOS, 12, -1.0), *arm(WHOLE, 48, -3.0), *arm(UNTIL, 48, -2.0)])
         >>> seeds, passes = found["passes of an update, no stop / stop"]
         >>> seeds, passes.in_brief(".2g")
         (3, '4 (4 to 4)')
     """
     rng = np.random.default_rng(0)
+    curves = {(one["arm"], one["seed"]): one["curves"] for one in trainings}
 
-    def means(arm: str, metric: str, seeds: list[str], last: int = 0) -> np.ndarray:
-        return np.array([np.mean(trainings[arm][seed]["curves"][metric][-last:]) for seed in seeds])
+    def means(arm: str, metric: str, seeds: list[int], last: int = 0) -> np.ndarray:
+        return np.array([np.mean(curves[arm, seed][metric][-last:]) for seed in seeds])
 
-    both = {arm: sorted(trainings[arm].keys() & trainings[AT_EOS].keys()) for arm in (WHOLE, UNTIL)}
+    both = {a: [seed for arm, seed in sorted(curves) if arm == a and (AT_EOS, seed) in curves] for a in (WHOLE, UNTIL)}
     whole, until = both[WHOLE], both[UNTIL]
     passes = ratio_of(means(WHOLE, PASSES, whole), means(AT_EOS, PASSES, whole), rng)
     loss = ratio_of(means(WHOLE, LOSS, whole), means(AT_EOS, LOSS, whole), rng)
@@ -64,7 +61,7 @@ def compared(trainings: dict[str, dict[str, dict]]) -> dict[str, tuple[int, Inte
 def page() -> list[str]:
     """Make the section of docs/evidence/real_weights.md."""
     trainings = measured("ppo_stops")["trainings"]
-    updates = {one["updates"] for seeds in trainings.values() for one in seeds.values()}
+    updates = {len(one["curves"][PASSES]) for one in trainings}
     cells = [[what, str(seeds), number.in_brief(".2g")] for what, (seeds, number) in compared(trainings).items()]
     return [
         '<a id="ppo-without-a-stop-in-training"></a>',
@@ -81,7 +78,7 @@ def page() -> list[str]:
 def provenance() -> list[tuple[str, str, str]]:
     """Return what made the trainings, for the end of the page."""
     trainings = measured("ppo_stops")["trainings"]
-    made = by_versions(made_with(one) for seeds in trainings.values() for one in seeds.values())
+    made = by_versions(map(made_with, trainings))
     command = "`python -m benchmarks.ppo_stops`"
     return [("PPO in training", command, versions.partition(", transformers")[0]) for versions in made]
 
@@ -92,14 +89,12 @@ def main() -> None:
     options.add_argument("--out", type=Path, default=MEASURED / "ppo_stops.json")
     args = options.parse_args()
     environment = read_json(args.run / "env.json", {})
-    kept = read_json(args.out, {}).get("trainings", {})
+    kept = {(one["arm"], one["seed"]): one for one in read_json(args.out, {}).get("trainings", [])}
     for arm, seeds in finished(args.run).items():
-        if arm not in (AT_EOS, WHOLE, UNTIL):
-            continue
-        for seed, one in seeds.items():
+        for seed, one in seeds.items() if arm in (AT_EOS, WHOLE, UNTIL) else ():
             curves = {name: [float(f"{y:.5g}") for y in one.metrics[name]] for name in (PASSES, LOSS, REWARD)}
-            kept.setdefault(arm, {})[str(seed)] = training(environment, curves)
-    write_json(args.out, {"trainings": {arm: dict(sorted(seeds.items())) for arm, seeds in sorted(kept.items())}})
+            kept[arm, seed] = {"arm": arm, "seed": seed, "curves": curves, "environment": environment}
+    write_json(args.out, {"trainings": [one for _, one in sorted(kept.items())]})
     print(args.out)
 
 
