@@ -1,6 +1,7 @@
-"""What a check of a step needs in trainings of several processes, each of which may hold only a part of the weights."""
+"""How several processes check a step together, also where FSDP2 gives each of them only a part of the weights."""
 
 import contextlib
+import itertools
 import math
 import time
 from collections.abc import Iterator, Sequence
@@ -69,7 +70,7 @@ def held_parameters(model: torch.nn.Module) -> list[torch.Tensor]:
 
 
 @contextlib.contextmanager
-def passes_left(trainer: Any) -> Iterator[None]:
+def ending_failed_passes(trainer: Any) -> Iterator[None]:
     """Bring FSDP2 out of a forward or backward pass that fails inside the block: else it averages no later gradient."""
     try:
         yield
@@ -99,6 +100,7 @@ def whole(tensor: torch.Tensor) -> torch.Tensor:
 
 
 _WAIT = 30.0  # seconds
+_FAILURES = itertools.count()  # all processes count alike: where one fails alone, it ends
 
 # Attributes of FSDP2's groups of parameters while their weights are whole: neither is freed again, nor are gradients sent.
 _WHILE_WHOLE = {
@@ -126,7 +128,7 @@ def whole_weights(trainer: Any) -> Iterator[None]:
         for name in attributes:
             setattr(each, name, _WHILE_WHOLE.get(name))
     try:
-        with passes_left(trainer):
+        with ending_failed_passes(trainer):
             yield
     finally:
         for part in parts:
@@ -142,9 +144,8 @@ def _models_of(trainer: Any) -> list[torch.nn.Module]:
 
 
 def _groups_of(part: Any) -> list:
-    """FSDP2's groups of parameters of a module, of which there can be several since torch 2.13."""
-    state = part._get_fsdp_state()
-    return list(getattr(state, "_fsdp_param_groups", None) or filter(None, [getattr(state, "_fsdp_param_group", None)]))
+    """FSDP2's groups of parameters of a module."""
+    return part._get_fsdp_state()._fsdp_param_groups
 
 
 @contextlib.contextmanager
@@ -174,10 +175,10 @@ def average_gradients(model: torch.nn.Module) -> None:
         parameter.grad /= torch.distributed.get_world_size()
 
 
-def all_failed(name: str) -> bool:
-    """Say whether all processes come here with a name, within half a minute; no collective is needed, which would wait."""
+def all_failed() -> bool:
+    """Say whether all processes come here within half a minute; no collective is needed, which would wait."""
     store = torch.distributed.distributed_c10d._get_default_store()
-    until = time.monotonic() + _WAIT
+    name, until = f"workbench: failure {next(_FAILURES)}", time.monotonic() + _WAIT
     store.add(name, 1)
     while store.add(name, 0) < torch.distributed.get_world_size():
         if time.monotonic() > until:

@@ -23,10 +23,10 @@ from .processes import (
     average_gradients,
     check_engine,
     check_placed,
+    ending_failed_passes,
     held_parameters,
     is_sharded,
     own_part,
-    passes_left,
     whole,
 )
 from .rows import eos_ids, policy_of, tokenizer_of
@@ -127,7 +127,7 @@ def record_step(
     check_engine(trainer, "check_step")
     check_placed(trainer)
     record.stale = reuse
-    with as_it_was(trainer, reuse), passes_left(trainer), contextlib.ExitStack() as stack:
+    with as_it_was(trainer, reuse), ending_failed_passes(trainer), contextlib.ExitStack() as stack:
         stack.callback(StepListener(trainer, record).off)
         batches = _batches(trainer, batch)
         if not reuse:
@@ -200,7 +200,7 @@ def finish_update(trainer: Any, record: StepRecord) -> None:
 
 def _take_gradients(trainer: Any, policy: Any, record: StepRecord) -> None:
     record.problem = _unscale(trainer.accelerator.scaler, policy)
-    device = trainer.accelerator.device  # of which FSDP may move gradients to the host
+    device = trainer.accelerator.device  # FSDP can leave gradients on the host
     record.gradients = _gradients(policy, lambda gradient: whole(gradient).to(device))
 
 

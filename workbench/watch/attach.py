@@ -203,7 +203,7 @@ class StepCheck(LiveCallback):
         except (ParameterError, StepNotChecked) as error:  # in each process alike
             self.guarded(_raised, error)
         except Exception as error:
-            if not all_failed(f"workbench: step {step}"):
+            if not all_failed():
                 say(
                     f"the {self.name} failed in process {self._trainer.accelerator.process_index}, for which others wait"
                 )
