@@ -1,13 +1,14 @@
 """Trains SmolLM2 with a stop string where few to all completions end with EOS instead: what does masking cost then?
 
-    python -m benchmarks.dose --seeds 0 1 2 3 4 --out data/measured/dose.json
+    python -m benchmarks.dose --seeds 0 1 2 3 4 --out data/measured/dose.json [--doses 1-0]
 
 The worked examples in front of a question decide how many completions write the tag and stop at `</answer>`, and how many write
 the number alone and end with EOS. Both are right answers. Each dose is trained with stock TRL, masked and unmasked, with the
 same seeds. A training takes 7 minutes on a CPU. A second call goes on. What `--out` holds, perhaps from another machine, is
-not trained again.
+not trained again if all held-out questions were asked. A dose is its worked examples, and how many of them have no tag.
 """
 
+import itertools
 import json
 import re
 from pathlib import Path
@@ -77,6 +78,7 @@ def seen(run: Run) -> dict:
         "EOS, all steps": round(eos.mean(), 4),
         "steps whose rewards differ": int(differ.sum()),
         "of these with a gradient": int((metrics["grad_norm"][differ] > 0).sum()),
+        "questions": ASKED,
         "right": {step: round(float(np.mean(rewards)), 4) for step, rewards in looks.items()},
         "answers": looks,
     }
@@ -99,6 +101,7 @@ def trained(result: dict) -> pd.DataFrame:
 def page(result: dict) -> list[str]:
     """Make the section of docs/evidence/real_weights.md."""
     rows, lines = trained(result), []
+    asked = " or ".join(str(n) for n in sorted(set(rows["questions"])))
     for (dose, examples, untagged), of in rows.groupby(["dose", "examples", "untagged"]):
         line = [f"{dose:.0%}", f"{untagged} of {examples}"]
         for way in WAYS:
@@ -125,7 +128,7 @@ def page(result: dict) -> list[str]:
         "how many write the number alone and end with EOS. Both count as right here. All trainings are stock TRL. *End with",
         f"EOS* is the share in the first three of {result['steps']} steps, *EOS at the end* that of the last three. Steps with",
         "a gradient are given of those whose rewards differ. Held-out questions are answered right by the untrained model and,",
-        f"seed by seed, after the last step ({result['questions']} questions). *Masked less unmasked* is of these",
+        f"seed by seed, after the last step ({asked} questions). *Masked less unmasked* is of these",
         "shares: pair by pair, from three pairs on with a 95% interval.",
         "",
         *table(head, lines),
@@ -188,20 +191,22 @@ def figure(result: dict) -> DescribedFigure:
 
 
 def main() -> None:
-    args = parser(__doc__, seeds=[0], steps=24, runs=ROOT / "runs" / "dose").parse_args()
+    doses = [f"{examples}-{untagged}" for examples, untagged in DOSES]
+    args = parser(__doc__, seeds=[0], doses=doses, steps=24, runs=ROOT / "runs" / "dose").parse_args()
     use_one_thread()
     args.runs.mkdir(parents=True, exist_ok=True)
     arms = dose_arms(args.runs, args.steps)
-    settings = {"steps": args.steps, "questions": ASKED, "num_generations": make_recipe("smollm2").num_generations}
+    settings = {"steps": args.steps, "num_generations": make_recipe("smollm2").num_generations}
     rows = stored_runs(args.out, settings, "arm", "seed")
-    for seed in args.seeds:
-        for arm in arms:
-            if (arm, seed) not in rows:
-                (run,) = train_arms({arm: arms[arm]}, out_dir=args.runs, seeds=[seed])[arm]
-                examples, untagged, way = arm.split("-")
-                row = {"arm": arm, "examples": int(examples), "untagged": int(untagged), "way": way, "seed": seed}
-                rows[arm, seed] = row | seen(run) | {"made_with": made_with({"environment": about()})}
-            publish(settings | {"runs": [rows[key] for key in sorted(rows)]}, args.out, quietly=True)
+    for dose, seed, way in itertools.product(args.doses, args.seeds, WAYS):
+        arm = f"{dose}-{way}"
+        if rows.get((arm, seed), {}).get("questions") == ASKED:
+            continue
+        (run,) = train_arms({arm: arms[arm]}, out_dir=args.runs, seeds=[seed])[arm]
+        examples, untagged = map(int, dose.split("-"))
+        row = {"arm": arm, "examples": examples, "untagged": untagged, "way": way, "seed": seed}
+        rows[arm, seed] = row | seen(run) | {"made_with": made_with({"environment": about()})}
+        publish(settings | {"runs": [rows[key] for key in sorted(rows)]}, args.out, quietly=True)
     publish(settings | {"runs": [rows[key] for key in sorted(rows)]}, args.out)
 
 

@@ -207,14 +207,15 @@ def test_the_effect_on_a_real_model_obeys_its_interval():
 def test_the_page_of_doses_counts_each_training_once():
     def training(untagged, way, seed, eos, used, right):
         answers = {step: [1.0] * round(10 * share) + [0.0] * round(10 - 10 * share) for step, share in right.items()}
-        dose = {"examples": 2, "untagged": untagged, "way": way, "seed": seed, "right": right, "answers": answers}
+        dose = {"examples": 2, "untagged": untagged, "way": way, "seed": seed, "questions": 10}
+        dose |= {"right": right, "answers": answers}
         of = {f"EOS, {when}": eos for when in ("first 3 steps", "last 3 steps", "all steps")}
         return dose | of | {"steps whose rewards differ": 10, "of these with a gradient": used}
 
     trainings = [training(2, way, seed, 1.0, 10, {0: 0.2, 4: 0.5}) for way in dose.WAYS for seed in (0, 1)]
     trainings += [training(0, "masked", seed, 0.0, seed, {0: 0.2, 4: 0.1}) for seed in (0, 1)]
     trainings += [training(0, "unmasked", seed, 0.1, 10, {0: 0.2, 4: 0.4}) for seed in (0, 1)]
-    made = {"runs": trainings, "steps": 4, "questions": 10, "num_generations": 8, "environment": record.about()}
+    made = {"runs": trainings, "steps": 4, "num_generations": 8, "environment": record.about()}
     low, high = [line for line in dose.page(made) if line.startswith("| ")][1:]
     assert low.startswith("| 5% | 0 of 2 | 1 of 20 | 0% | 20% to 10%, 10% | 20 of 20 | 10% |")
     assert low.endswith("| -0.30, -0.30 |")
