@@ -31,9 +31,11 @@ def killing(source, target, **how):
 if any("ipykernel" in word for word in sys.orig_argv):
     os.replace = killing
 """
-# Episodes of PPO in a second; the share of moved weights is measured where a step leaves time for it, in notebook 10 always.
+# "eps" are episodes of PPO in a second. A watch measures the share of moved weights at the steps that leave time for it; the
+# arms of notebook 10 measure it at each step.
 TIMES = ["elapsed_s", "step_time", "eps"]
 MEASURED_AT_TIMES = ["update/moved"]
+MEASURED_AT_EACH_STEP = {"10_do_the_weights_move": ("arms/", "few_steps/")}
 AFTER_A_STEP = "progress.json", 3  # the second step is trained, and the first one is logged
 CHECKPOINT = "complete.json", 1
 
@@ -133,7 +135,8 @@ def outcome(run: Run) -> dict:
     """What does not depend on time: settings and rows of each training, and the verdicts."""
     made: dict = {"verdicts": [(one["says"], one["holds"]) for one in run.result["results"]]}
     for name, training in trainings(run).items():
-        at_times = [] if run.notebook.startswith("10") else MEASURED_AT_TIMES
+        at_each = name.startswith(MEASURED_AT_EACH_STEP.get(run.notebook, ()))
+        at_times = [] if at_each else MEASURED_AT_TIMES
         metrics = training.metrics.drop(columns=TIMES + at_times, errors="ignore")
         recipe = read_json(training.path / "recipe.json", {})
         made[name] = {"settings": recipe, "metrics": metrics.to_csv(), "completions": training.completions.to_csv()}
