@@ -1,5 +1,6 @@
 import dataclasses
 
+import psutil
 import pytest
 import torch
 from conftest import daily
@@ -404,13 +405,15 @@ def test_reward_objects_stay_the_users_and_are_numbered(tmp_path):
     assert run.completions.columns.isin(["Weighted", "Weighted_2"]).sum() == 2
 
 
-def test_an_error_of_a_ppo_reward_keeps_its_type(tmp_path):
+def test_an_error_of_a_ppo_reward_keeps_its_type_and_closes_files(tmp_path):
     def breaks(completions, **_):
         raise ConnectionError("no server")
 
     with pytest.raises(ConnectionError) as caught:
         train_on_search(tmp_path, breaks, stops=["</search>", 1])  # 1 is the EOS
     assert caught.value.__notes__ == ["raised by the reward function breaks"]
+    opened = [one.path for one in psutil.Process().open_files()]
+    assert (tmp_path / "metrics.jsonl").exists() and not [path for path in opened if path.startswith(str(tmp_path))]
 
 
 def test_the_rate_is_scheduled_as_the_recipe_says(train):

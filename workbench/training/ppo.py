@@ -130,6 +130,8 @@ class PPOTrainer(ppo_trainer.PPOTrainer):
                 super().train()
         finally:
             gc.unfreeze()
+            if self.recorder:
+                self.recorder.close()
         if self.recorder and self.accelerator.is_main_process:
             folder = self.recorder.record_dir / "policy"
             self.policy_model.save_pretrained(folder)
