@@ -124,6 +124,11 @@ def copies(repeats: int, seed: int) -> dict:
         "two seeds, stuck at 0 in 97% of steps": lambda rng: (curve(stuck(rng)), curve(stuck(rng))),
         "one run, and the means of two steps each": lambda rng: (curve(y := rng.normal(size=100)), form(y)),
         "one run, printed with 4 decimals": lambda rng: (curve(y := rng.normal(size=100)), curve(y.round(4))),
+        "one run, printed with 2 decimals": lambda rng: (curve(y := rng.normal(size=100)), curve(y.round(2))),
+        "one run, its steps counted from 0": lambda rng: (
+            curve(y := rng.normal(size=100)),
+            Curve("run", np.arange(100), y, "points"),
+        ),
         "one run, and a copy with one value changed": lambda rng: (
             curve(y := eight(rng)),
             curve(np.where(np.arange(100) == 50, y + 0.125, y)),

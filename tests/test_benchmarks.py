@@ -197,10 +197,12 @@ def test_the_effect_on_a_real_model_obeys_its_interval():
     stock = arm([0.1, 0.2, 0.1])
     says, above = evidence.effect({"stock TRL, masked": stock, "workbench, masked": arm([0.8, 0.9, 0.7])})
     assert above and says.startswith("workbench less stock TRL") and says.endswith("seeds: 3")
-    answers = [{str(seed): [one] * 4 for seed in range(3)} for one in (0.0, 1.0)]
+    none = {str(seed): [0.0] * 20 for seed in range(3)}
+    all_but_one = {str(seed): [float(n != seed) for n in range(20)] for seed in range(3)}
+    answers = [none, all_but_one]
     stock, ours = (dataclasses.replace(known, recorded=known.recorded | {"answers": of}) for of in answers)
     says, above = evidence.effect({"stock TRL, masked": stock, "workbench, masked": ours})
-    assert above and says.endswith("+1.00 (+1.00 to +1.00), 3 seeds and 4 questions")
+    assert above and says.endswith("+0.95 (+0.89 to +1.01), 3 seeds and 20 questions")
     assert evidence.effect({"stock TRL, masked": stock, "workbench, masked": arm([0.0, 0.9, 0.1])})[1] is None
 
 

@@ -39,7 +39,7 @@ SAME_CASES = [name for name, about in CASES.items() if about["truth"] == "same"]
 def test_one_more_seed_is_called_different_in_5_per_cent_at_most(n, name):
     """With one seed it was 9% to 52% where onsets are 8 to 20 steps apart, and 29% where one of five never learns."""
     found = verdicts(np.random.default_rng(7), n, 0.0, 60, CASES[name])
-    assert found["different"] <= (0 if n < 3 else 0.05), found
+    assert found["different"] <= (0 if n < 3 else 0.05 if n < 8 else 0.1), found  # of 60; the stored rates are of 1,000
 
 
 @pytest.mark.parametrize("name", ["8 higher", "20 higher", "falls instead of rising", "no rise, ends equal"])
@@ -81,13 +81,17 @@ def test_one_or_two_seeds_cannot_tell_and_three_can(n, verdict):
 def test_learning_late_or_never_is_different_from_8_seeds_on(y):
     few, many = (another_seed(curve(y, seed=50), seeds(n), tolerance=3) for n in (5, 8))
     assert few.verdict == "inconclusive"
-    assert "5 seeds cannot tell that from one that learns sooner, later or never" in few.reason
+    assert "5 seeds cannot tell that from one that learns sooner, later, never or not for good" in few.reason
     assert many.verdict == "different"
 
 
-def test_losing_what_was_learned_is_different_for_five_seeds_too():
-    for y in (rise(STEPS) - 20 * (STEPS > 64), -rise(STEPS), rise(STEPS)[::-1]):
-        assert another_seed(curve(y, seed=50), seeds(), tolerance=3).verdict == "different"
+def test_a_lucky_or_unlucky_seed_is_inconclusive_below_8_seeds():
+    """One of five collapses: 5 seeds that do not and one that does are seen in 7% of cases, more than the level allows."""
+    for y in (rise(STEPS) - 20 * (STEPS > 64), np.where(STEPS > 40, -25, rise(STEPS)), rise(STEPS)[::-1]):
+        few, many = (another_seed(curve(y, seed=50), seeds(n), tolerance=3).verdict for n in (5, 8))
+        assert (few, many) == ("inconclusive", "different")
+    for y in (-rise(STEPS), rise(STEPS) + 12 * (STEPS > 64), rise(STEPS) - 40 * (STEPS > 64)):
+        assert another_seed(curve(y, seed=50), seeds(), tolerance=3).verdict == "different"  # where no seed has been
 
 
 def test_beyond_tolerance_but_within_scatter_is_inconclusive():
@@ -147,6 +151,17 @@ def test_a_seed_that_ended_early_is_left_out_and_named():
     found = another_seed(MINE, [*seeds(3), short], tolerance=5)
     assert (found.verdict, found.seeds) == ("same process", 3)
     assert found.reason.endswith("over 80 steps; seed 7 ended at step 20 of 80 and is left out")
+
+
+def test_one_seed_that_went_on_leaves_no_other_out():
+    longer = curve(rise(np.arange(1, 101)), steps=np.arange(1, 101), label="seed 9")
+    found = another_seed(MINE, [*seeds(4), longer], tolerance=5)
+    assert (found.verdict, found.seeds) == ("same process", 5) and found.reason.endswith("over 80 steps")
+
+
+def test_a_run_that_ended_early_is_said_to_have():
+    found = another_seed(curve(rise(STEPS[:10]), steps=STEPS[:10], label="mine"), seeds(4), tolerance=5)
+    assert found.verdict == "same process" and found.reason.endswith("over 10 steps; mine ended at step 10 of 80")
 
 
 def test_only_a_run_cut_late_is_compared_and_names_its_steps():

@@ -53,7 +53,10 @@ def test_a_seed_that_ended_early_is_left_out_and_named():
     whole = enumerate((STEPS, STEPS[:75], STEPS[:20]))
     long, near, short = (Curve(f"seed {n}", steps, steps, "tokens") for n, steps in whole)
     kept, lines = whole_seeds([long, near, short])
-    assert kept == [long, near] and lines == ["seed 2 ended at step 20 of 80 and is left out"]
+    assert kept == [long, near] and lines == ["seed 2 ended at step 20 of 75 and is left out"]
+    beyond = Curve("seed 3", np.arange(1, 201), np.arange(1, 201), "tokens")
+    assert whole_seeds([long, near, beyond])[0] == [long, near, beyond]
+    assert whole_seeds([short, long])[0] == [long]
 
 
 def test_curves_are_drawn_over_the_steps_that_all_have():

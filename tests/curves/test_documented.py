@@ -138,6 +138,15 @@ def test_an_odd_file_is_refused_with_what_is_odd(mine, change, message):
     assert message in str(error.value)
 
 
+@pytest.mark.parametrize("points, message", [([[2, 1], [1, 1]], "step 1 follows 2"), ([[1, 9e9]], "lie outside")])
+def test_an_odd_file_of_ones_own_leaves_the_others(mine, points, message):
+    curve = CURVE | {"points": points, "high": 0.0}
+    mine.write_text(json.dumps(W3NG | {"curves": {"reward": curve}}))
+    with pytest.warns(UserWarning, match=rf"left out of the documented runs: .*mine.json: curve 'reward': .*{message}"):
+        runs = {one.run for one in beginnings()}
+    assert "w3ng-qwen2.5-1.5b-tldr-grpo" in runs and "mine" not in runs
+
+
 def test_a_file_that_is_no_object_is_refused(mine):
     mine.write_text("[1]")
     with pytest.raises(ParameterError, match=r"mine.json: holds \[1\]; expected an object of fields"):

@@ -1,3 +1,4 @@
+import dataclasses
 import io
 import re
 
@@ -287,6 +288,22 @@ def test_a_caption_names_the_windows_of_runs_of_other_lengths():
     assert "its centred mean over 20 steps," in one
     assert "its centred mean over 3.9 to 20 steps," in two
     assert "its centred mean over 1 to 20 steps," in short
+
+
+def test_steps_further_apart_than_the_window_are_not_called_a_mean():
+    every_ten = [Curve(f"seed {n}", np.arange(10, 401, 10), [0.0, n] * 20, "p") for n in (1, 2)]
+    assert "centred mean" not in show_curves({"a": every_ten}, title="T", window=15).caption
+
+
+def test_an_alt_text_ranges_over_what_it_names():
+    noisy = Curve("seed 0", np.arange(1, 81), np.random.default_rng(0).normal(size=80), "p")
+    for group in ([noisy], [noisy, dataclasses.replace(noisy, y=-noisy.y)]):
+        shown = show_curves({"a": group}, title="T")
+        low, high = (noisy.y.min(), noisy.y.max()) if len(group) == 1 else (0, 0)
+        who = "single steps range" if len(group) == 1 else "their mean ranges"
+        assert f"{who} from {low:.3g} to {high:.3g}." in shown.alt
+    late = dataclasses.replace(noisy, y=np.where(noisy.x < 20, np.nan, 0.5))
+    assert "goes from 0.5 (mean of the first 6 steps) to 0.5" in show_curves({"a": [late]}, title="T").alt
 
 
 @pytest.mark.parametrize("option", [{"columns": 0}, {"window": -5}, {"window": np.nan}])

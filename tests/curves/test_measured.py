@@ -93,13 +93,13 @@ def test_recipes_that_differ_elsewhere_are_told_apart(tmp_path):
 
 def test_having_a_sampling_seed_matters_and_its_value_does_not(tmp_path):
     kwargs = [{"generation_kwargs": {"seed": 1}}, {"generation_kwargs": {"seed": 2}}, {"generation_kwargs": {}}]
-    kinds = [{"generation_seed": 1}, {"generation_seed": 2}, {}, *kwargs]
+    kinds = [{"generation_seed": 1}, {"generation_seed": 2}, {}, *kwargs, {"data_seed": 1}, {"data_seed": 2}]
     runs = [training(tmp_path, str(n), n) for n in range(len(kinds))]
     for run, overrides in zip(runs, kinds, strict=True):
         path = run.path / "recipe.json"
         path.write_text(json.dumps(json.loads(path.read_text()) | {"overrides": overrides}))
     groups, _ = measured_groups(runs)
-    assert [len(curves) for curves in groups.values()] == [2, 1, 2, 1]
+    assert [len(curves) for curves in groups.values()] == [2, 1, 2, 1, 2]
 
 
 def test_labels_keep_runs_apart_that_share_a_recipe(tmp_path):

@@ -42,6 +42,8 @@ def test_only_bounded_rewards_of_enough_points_are_called_flat():
     y = 0.5 + 0.01 * np.tile([1, -1], 30)
     assert v.trend(curve(y, low=0, high=1)).word == v.FLAT
     assert v.trend(curve(y)).word == v.UNCLEAR
+    lost = v.trend(curve(0.05 + 0.85 * np.sin(np.pi * STEPS / 61) + y - 0.5, low=0, high=1))
+    assert lost.word == v.UNCLEAR and "but its third fifth is at 0.8" in lost.why
     few = v.trend(curve(np.arange(19.0)))
     assert few.word == v.TOO_FEW and few.why.startswith("19 points, from 1.5 to 16.5; 25 or more are needed")
 
@@ -67,9 +69,24 @@ def test_three_digits_show_a_copy_only_if_finer_than_the_scatter():
     y = np.random.default_rng(0).normal(size=60)
     shifted = {away: curve(away + y) for away in (0, 300, 3000)}
     words = {away: v.same_table(one, curve(one.y.round(2))).word for away, one in shifted.items()}
-    assert words == {0: v.OTHER, 300: v.COPY, 3000: v.COPY}
+    assert words == {0: v.COPY, 300: v.COPY, 3000: v.COPY}
+    by = 0.01 * np.where(np.arange(60) % 2, 1, -1)  # as much as that rounding, and not its result
+    assert v.same_table(shifted[0], curve(shifted[0].y + by)).word == v.OTHER
+    coarse = curve((0.1 * y).round(1))
+    assert v.same_table(curve(0.1 * y), coarse).word == v.UNCLEAR
     other = curve(3000 + np.random.default_rng(1).normal(size=60))
     assert v.same_table(shifted[3000], other).word == v.OTHER  # all of their digits that are alike are the offset's
+
+
+def test_a_copy_that_counts_its_steps_from_zero_is_found():
+    y = np.random.default_rng(0).normal(size=60)
+    from_zero = Curve("a log", range(60), y, "points")
+    for pair in ((from_zero, curve(y)), (curve(y), from_zero)):
+        assert v.same_table(*pair).word == v.COPY and "where steps are counted from" in v.same_table(*pair).why
+    logged = load_baseline("w3ng-qwen2.5-1.5b-tldr-grpo").curve()
+    (first,) = (one for one in beginnings() if one.run == "w3ng-qwen2.5-1.5b-tldr-grpo" and one.metric == "reward")
+    moved = dataclasses.replace(logged, x=logged.x - 1, y=logged.y.round(2))
+    assert v.may_be_same(logged, first) and v.may_be_same(moved, first)
 
 
 def test_no_two_documented_runs_are_one_table_but_a_known_copy():
@@ -115,7 +132,7 @@ def test_each_unusable_log_is_a_line_and_the_others_are_drawn(tmp_path):
     assert {one.unit for one in curves} == {like.reward["unit"]}
     assert len(left_out) == 4
     for line, words in zip(
-        left_out, ("damaged.json: not JSON", "other.csv: no reward", "lie outside", "no such file"), strict=True
+        left_out, ("damaged.json: not JSON", "other.csv: no reward", "per cent and shares", "no such file"), strict=True
     ):
         assert words in line
 
@@ -166,7 +183,7 @@ def test_a_beginning_rules_out_most_other_curves():
     left = [(b.run, one.label) for b, _ in some for _, one in rows if v.may_be_same(one, b)]
     copies = {(b.run, one.label) for b, whole in some for _, one in rows if v.same_table(one, whole).word == v.COPY}
     assert copies <= set(left)
-    assert len(left) < 0.1 * len(some) * len(rows)
+    assert len(left) < 0.2 * len(some) * len(rows)
 
 
 def test_a_reward_that_stays_as_it_is_neither_rises_nor_falls():

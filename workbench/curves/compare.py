@@ -7,13 +7,12 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from ..errors import ParameterError
-from .curve import Curve, on_common_stretches, whole_seeds, why_incomparable
+from .curve import FIFTHS, WHOLE, Curve, on_common_stretches, whole_seeds, why_incomparable
 from .documented import Baseline
 from .stats import check_level, noise_covariance
 
 SAME, DIFFERENT, INCONCLUSIVE, NOT_COMPARABLE = "same process", "different", "inconclusive", "not comparable"
-_FIFTHS = "first", "second", "third", "fourth", "last"
-PARTS = len(_FIFTHS)  # a curve is judged by its means over fifths of the steps
+PARTS = len(FIFTHS)  # a curve is judged by its means over fifths of the steps
 LEAST = 3  # seeds, for "different": two say too little of a third
 # Where an outcome of a seed is a matter of luck, n seeds that share it and one that does not are seen in up to
 # n**n / (n + 1)**(n + 1) of cases: 10% for 3 seeds, 4% for 8, which leaves 1% for all else.
@@ -51,14 +50,14 @@ def another_seed(one: Curve, seeds: Sequence[Curve], *, tolerance: ArrayLike, le
     - same process: no fifth is further from the seeds' mean than the tolerance.
     - different: a fifth is further away than the tolerance and than one more seed would be (a t prediction interval over the
       seeds, of the fifth in which they scatter most, and at least as wide as the noise within this curve). Below 8 seeds
-      the curve also has to differ from a seed that learns sooner, later or never, which is no sign of another process.
+      the curve also has to differ from a seed that learns sooner, later, never or not for good: no sign of another process.
       This verdict needs 3 seeds or more.
     - inconclusive: further than the tolerance, but not different.
     - not comparable: another unit or range, a value that is not finite, too few points of a curve or too few steps in common.
 
-    Curves are compared over the same steps, however often each was logged. Seeds that ended before nine tenths of the
-    longest are left out, and the reason says so. `docs/evidence/error_rates.md` has the measured rates of wrong verdicts,
-    for sparse rewards and for seeds that never learn too.
+    Curves are compared over the same steps, however often each was logged. Seeds that ended before most others are left out,
+    and the reason says so. `docs/evidence/error_rates.md` has the measured rates of wrong verdicts, for sparse rewards and
+    for seeds that never learn or collapse too.
 
     Args:
         one: a curve, measured or documented.
@@ -98,6 +97,9 @@ def another_seed(one: Curve, seeds: Sequence[Curve], *, tolerance: ArrayLike, le
     means = _fifths(start, width, values)
     starts = values[1:, start - start[0] < width.sum() / 40].mean(axis=1)
     found = _judge(one, means[0], means[1:], starts, limit, level)
+    end = min(curve.x[-1] for curve in kept)
+    if one.x[-1] < WHOLE * end:
+        left_out = [f"{one.label} ended at step {one.x[-1]:g} of {end:g}", *left_out]
     reason = "; ".join([found.reason, f"over {width.sum():g} steps", *left_out])
     return dataclasses.replace(found, reason=reason)
 
@@ -148,7 +150,7 @@ def _judge(curve: Curve, one, seeds, starts, limit, level: float) -> SeedVerdict
     told = np.where(np.abs(away) > reach, beyond, 0)
     part = int((told if told.max() > 1 else beyond).argmax())
     count, side = f"{n} seed{'s' * (n > 1)}", "above" if away[part] > 0 else "below"
-    where = f"its {_FIFTHS[part]} fifth is {abs(away[part]):.3g} {side} the mean of {count}"
+    where = f"its {FIFTHS[part]} fifth is {abs(away[part]):.3g} {side} the mean of {count}"
     reason = f"{where}, the tolerance is {limit[part]:.2g} ({curve.unit})"
     if beyond.max() <= 1:
         verdict = SAME
@@ -157,7 +159,7 @@ def _judge(curve: Curve, one, seeds, starts, limit, level: float) -> SeedVerdict
     elif told.max() <= 1:
         verdict, reason = INCONCLUSIVE, f"{reason}, but one more seed would lie within {reach[part]:.2g}"
     elif n < MANY and any(_is_other_speed(one, path, np.maximum(between, limit)) for path in np.c_[starts, seeds]):
-        why = f"{count} cannot tell that from one that learns sooner, later or never"
+        why = f"{count} cannot tell that from one that learns sooner, later, never or not for good"
         verdict, reason = INCONCLUSIVE, f"{reason}; {why}"
     else:
         verdict, reason = DIFFERENT, f"{reason}; one more seed would lie within {reach[part]:.2g}"
@@ -165,8 +167,12 @@ def _judge(curve: Curve, one, seeds, starts, limit, level: float) -> SeedVerdict
 
 
 def _is_other_speed(one: np.ndarray, path: np.ndarray, near: np.ndarray) -> bool:
-    """Say whether a curve's fifths, (5,), pass the levels of a seed's path in its order: sooner, later or not to the end."""
-    levels, at = np.interp(np.arange(0, len(path) - 0.99, 0.01), np.arange(len(path)), path), 0
+    """Say whether a curve's fifths, (5,), pass the levels of a seed's path in its order: sooner, later or not to the end.
+
+    From anywhere on the path it may also go back: a seed that loses what it learned.
+    """
+    there, at = np.interp(np.arange(0, len(path) - 0.99, 0.01), np.arange(len(path)), path), 0
+    levels = np.concatenate([there, there[::-1]])
     for value, reach in zip(one, near, strict=True):
         fits = np.abs(levels[at:] - value) <= reach
         if not fits.any():

@@ -10,7 +10,8 @@ from numpy.typing import ArrayLike
 from ..errors import ParameterError
 
 PLACES = ("end", "centre")
-WHOLE = 0.9  # of the longest run of a group: one that ended before is not its like
+FIFTHS = ("first", "second", "third", "fourth", "last")  # of a run
+WHOLE = 0.9  # of the step that half of a group's runs reach: one that ended before is not its like
 
 
 @dataclasses.dataclass(frozen=True)
@@ -60,7 +61,7 @@ class Curve:
             wrong = f"step {x[n + 1]:g} follows {x[n]:g}; expected increasing step"
         elif (self.low is not None and (y < self.low).any()) or (self.high is not None and (y > self.high).any()):
             lowest, highest = np.nanmin(y), np.nanmax(y)
-            wrong = f"values from {lowest:.4g} to {highest:.4g} lie outside {self.range}; correct low and high"
+            wrong = f"values from {lowest:.9g} to {highest:.9g} lie outside {self.range}; correct low and high"
         else:
             return
         raise ParameterError(f"{self.label}: {wrong}")
@@ -86,6 +87,18 @@ class Curve:
             low[0] = max(low[0], 0.0)
         whole = np.floor(low), np.floor(high)  # step n reaches from n - 1 to n
         return whole if (whole[1] > whole[0]).all() else (low, high)
+
+
+def at_bounds(values: np.ndarray, low: float | None, high: float | None) -> np.ndarray:
+    """The values, with those at a bound up to float32's rounding set to it: there a mean of 1.1 is 1.100000024.
+
+    Example:
+        >>> at_bounds(np.array([0.5, 1.0000001]), 0.0, 1.0)
+        array([0.5, 1. ])
+    """
+    for bound in (bound for bound in (low, high) if bound is not None):
+        values = np.where(np.abs(values - bound) <= 1e-6 * max(1.0, abs(bound)), bound, values)
+    return values
 
 
 def why_incomparable(first: Curve, *others: Curve) -> str:
@@ -129,11 +142,12 @@ def mean_between(curve: Curve, start: float, end: float) -> float:
 
 
 def whole_seeds(curves: Sequence[Curve]) -> tuple[list[Curve], list[str]]:
-    """The curves but for those that ended before nine tenths of the longest, and a line for each that did.
+    """The curves but for those that ended before nine tenths of what half of them reach, and a line for each that did.
 
-    The last steps of a run that ended early say what it was then, not what it would have become.
+    The last steps of a run that ended early say what it was then, not what it would have become. One that went on for longer
+    than the others is compared up to where they end.
     """
-    end = max(curve.x[-1] for curve in curves)
+    end = sorted(curve.x[-1] for curve in curves)[len(curves) // 2]
     early = [curve for curve in curves if curve.x[-1] < WHOLE * end]
     lines = [f"{curve.label} ended at step {curve.x[-1]:g} of {end:g} and is left out" for curve in early]
     return [curve for curve in curves if curve.x[-1] >= WHOLE * end], lines

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import numpy as np
 
-from ..errors import ParameterError, did_you_mean
+from ..errors import ParameterError, WorkbenchError, did_you_mean, warn_user
 from ..extras import packaged
 from ..runs.files import jsonable, read_json
 from .curve import Curve
@@ -131,7 +131,13 @@ def load_baseline(name: str) -> Baseline:
                 "see data/README.md"
             )
     _check_units(path, value)
-    return Baseline(**value)
+    baseline = Baseline(**value)
+    for metric in baseline.curves:
+        try:
+            baseline.curve(metric)
+        except ParameterError as error:
+            raise ParameterError(f"{path}: curve {metric!r}: {error}") from None
+    return baseline
 
 
 def _are_points(points) -> bool:
@@ -190,14 +196,19 @@ def beginning_of(run: str, metric: str, curve: Curve) -> dict:
 def beginnings() -> list[Beginning]:
     """The beginnings of all documented curves: those of this installation from one file, others from their own files.
 
-    `python -m tools.first_values` writes that file. Without it an audit would open every documented run.
+    `python -m tools.first_values` writes that file. Without it an audit would open every documented run. A file of the user
+    that cannot be used is left out, with a warning.
     """
     rows = read_json(packaged("data") / "first_values.json", [])
     stored_there = {row["run"] for row in rows}
     own = [path.stem for folder in _own_folders() for path in folder.glob("*.json")]
     rows = [row for row in rows if row["run"] not in own]
     for name in sorted({*own, *(_files().keys() - stored_there)}):
-        baseline = load_baseline(name)
+        try:
+            baseline = load_baseline(name)
+        except WorkbenchError as error:
+            warn_user(f"left out of the documented runs: {error}")
+            continue
         rows += [beginning_of(name, metric, baseline.curve(metric)) for metric in baseline.curves]
     curves = []
     for row in rows:

@@ -77,17 +77,17 @@ class DescribedFigure:
         return f"Figure: {self.alt}"
 
 
-def describe_curve(name: str, steps: Sequence[float], values: ArrayLike) -> str:
+def describe_curve(name: str, steps: Sequence[float], values: ArrayLike, ranging: str = "single steps range") -> str:
     """A curve in a sentence: mean of the first and last tenth, extremes; for alt texts."""
     values = np.asarray(values, float)
-    if not np.isfinite(values).any():
+    known = values[np.isfinite(values)]
+    if not len(known):
         return f"{name}: no finite value in {len(values)} steps."
-    tenth = max(1, len(values) // 10)
-    first, last = np.nanmean(values[:tenth]), np.nanmean(values[-tenth:])
-    low, high = np.nanmin(values), np.nanmax(values)
+    tenth = max(1, len(known) // 10)
+    first, last = known[:tenth].mean(), known[-tenth:].mean()
     return (
         f"{name} goes from {first:.3g} (mean of the first {tenth} steps) to {last:.3g} (mean of the last {tenth}) "
-        f"over {int(steps[-1])} steps; single steps range from {low:.3g} to {high:.3g}."
+        f"over {int(steps[-1])} steps; {ranging} from {known.min():.3g} to {known.max():.3g}."
     )
 
 
@@ -227,7 +227,11 @@ class Series:
 
     @property
     def sentence(self) -> str:
-        return describe_curve(f"{self.name} ({self.seeds})", self.x.tolist(), self.line)
+        name = f"{self.name} ({self.seeds})"
+        if self.count > 1:
+            return describe_curve(name, self.x.tolist(), self.line, "their mean ranges")
+        (kept,), _ = whole_seeds(self.curves)
+        return describe_curve(name, kept.x.tolist(), kept.y)
 
     @property
     def table(self) -> pd.DataFrame:
@@ -335,8 +339,10 @@ def _caption(panels: list[list[Series]], without: list[str], metric: str, window
         many = f"with its 95% bootstrap interval step by step as a band (from {BAND} seeds on)."
         band = f", {many}" if max(counts) >= BAND else f". No band below {BAND} seeds."
         text.append(f"Thin lines: single seeds. Thick line: their mean{band}")
-        windows = [min(window, TENTH * (one.x[-1] - one.x[0])) for one in drawn if one.count > 1]
-        if max(windows) >= 2:  # below it a mean is the step itself
+        averaged = [one for one in drawn if one.count > 1 and len(one.x) > 1]
+        windows = [min(window, TENTH * (one.x[-1] - one.x[0])) for one in averaged]
+        gaps = [float(np.median(np.diff(one.x))) for one in averaged]
+        if any(size >= 2 * gap for size, gap in zip(windows, gaps, strict=True)):  # else each mean is the point itself
             least, most = (f"{max(1, size):g}" for size in (min(windows), max(windows)))
             over = most if least == most else f"{least} to {most}"
             text.append(f"Each seed is first its centred mean over {over} steps{STOPS}.")

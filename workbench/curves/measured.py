@@ -11,7 +11,7 @@ from ..errors import ParameterError, RunError
 from ..runs.files import load_metrics, read_json, training_folders
 from ..runs.parameters import SET_BY_RUNNER
 from ..runs.run import Run
-from .curve import Curve, mean_between, whole_seeds
+from .curve import Curve, at_bounds, mean_between, whole_seeds
 from .stats import seed_interval
 
 TAIL = 20  # steps at the end whose mean is a run's result
@@ -54,9 +54,7 @@ def run_curve(run: Run, metric: str = "reward", *, sparse: bool = False) -> Curv
         n = np.isfinite(values).argmin()
         raise RunError(f"{path}: {metric} at step {steps[n]:g} is not finite; nothing can be compared with that")
     unit, low, high = _UNITS.get(metric) or _recorded_reward(run, metric)
-    for bound in (bound for bound in (low, high) if bound is not None):  # a float32 mean of 1.1 is 1.100000024
-        values = np.where(np.abs(values - bound) <= 1e-6 * max(1.0, abs(bound)), bound, values)
-    return Curve(f"{run.notebook}, seed {_seed(run)}", steps, values, unit, low, high)
+    return Curve(f"{run.notebook}, seed {_seed(run)}", steps, at_bounds(values, low, high), unit, low, high)
 
 
 def training_of(folder: Path) -> dict:
@@ -140,7 +138,7 @@ def _without_seeds(overrides):
     """Options of a training, with all seeds of sampling made equal: only whether there is one makes a difference."""
     if not isinstance(overrides, dict):
         return overrides
-    seeds = {name: "any" for name in ("seed", "generation_seed") if overrides.get(name) is not None}
+    seeds = {name: "any" for name in ("seed", "data_seed", "generation_seed") if overrides.get(name) is not None}
     return {name: _without_seeds(value) for name, value in overrides.items()} | seeds
 
 
@@ -172,7 +170,7 @@ def group_table(groups: dict[str, list[Curve]], rng: np.random.Generator):
     """A row for each group of seeds: `n seeds`, `left out`, `result` with `low`, `high` and the `interval`, logged `points`.
 
     The result is the mean over seeds of the mean of the last `TAIL` steps, however often a run was logged, up
-    to the last step that all have. Seeds that ended before nine tenths of the longest are left out.
+    to the last step that all have. Seeds that ended before nine tenths of what half of them reach are left out.
     """
     import pandas as pd
 

@@ -15,7 +15,7 @@ from ..logs.log import Log
 from ..logs.read import read_logs
 from ..runs.files import training_folders
 from ..runs.run import Run
-from .curve import Curve, mean_between, on_common_stretches, why_incomparable
+from .curve import FIFTHS, Curve, at_bounds, mean_between, on_common_stretches, why_incomparable
 from .documented import Baseline, Beginning
 from .measured import run_curve
 from .stats import POWER, SHORT, change_interval, ends
@@ -33,9 +33,11 @@ DISTINCT = 5  # values among them: a reward that is stuck is alike in every run
 WINDOW = 20  # steps at the end whose mean is a run's result
 PEOPLE = 3  # runs, for a spread
 # Points from which on, and the share of runs without a trend whose slow noise looks like one: the worst of eight kinds of
-# noise (data/measured/documented_verdicts.json).
+# noise, of which the smoothest is a mean over ten steps (data/measured/documented_verdicts.json).
 WRONG = ((200, 0.09), (100, 0.14), (LEAST, 0.22))
 FAR = 1e-2  # as a share of the scatter: with one point that differs by more, two tables are different
+DECIMALS = 6  # from so many on a number is not rounded
+COUNTS = (0, -1, 1)  # steps between two ways to count the steps of one run
 
 
 @dataclasses.dataclass(frozen=True)
@@ -56,7 +58,8 @@ def trend(curve: Curve) -> Verdict:
     """Does one run rise, fall or stay level? Its last fifth less its first, with noise that neighbouring steps share.
 
     - rises, falls: the interval of the change leaves 0 out. The reason says how often slow noise alone looks so.
-    - flat: it holds 0 and lies within a tenth of the reward's range. Said only where the range has both ends.
+    - flat: it holds 0 and lies within a tenth of the reward's range, as do the fifths in between: a reward that was learned
+      and lost again is not flat. Said only where the range has both ends.
     - inconclusive: neither.
     - too few points: fewer than 25, whatever they do; the change is given, and no test of it.
 
@@ -81,8 +84,14 @@ def trend(curve: Curve) -> Verdict:
         word = RISES if low > 0 else FALLS
         rate = next(share for least, share in WRONG if len(y) >= least)
         numbers += f"; up to {rate:.0%} of runs so long without a trend look like it, where their noise is slow"
+        numbers += " (more where each point is a mean over more than ten)"
     elif near is not None and max(-low, high) <= near:
         word, numbers = FLAT, f"{numbers}, within a tenth of the range ({near:.3g})"
+        between = np.array([part.mean() for part in np.array_split(y, len(FIFTHS))])
+        away = np.abs(between - between[[0, -1]].mean())
+        if away.max() > near:
+            word = UNCLEAR
+            numbers += f", but its {FIFTHS[away.argmax()]} fifth is at {between[away.argmax()]:.3g}"
     else:
         shows = f"a change of {change.detectable:.2g} would show in {POWER:.0%} of such runs"
         word, numbers = UNCLEAR, f"{numbers}, which holds 0; {shows}"
@@ -93,9 +102,10 @@ def same_table(one: Curve, other: Curve) -> Verdict:
     """Are these the numbers of one run? Two trainings never agree digit for digit, even with one seed on two machines.
 
     - same table: at 10 points or more, 5 values among them, none differs in its first three digits, or by a thousandth of
-      how far the values scatter, and none by a hundredth of that.
+      how far the values scatter, and none by a hundredth of that. Where one of the tables has rounded numbers, their rounding
+      is allowed too, up to a tenth of the scatter. One may count its steps from 0 and the other from 1.
     - another table: one differs by more.
-    - inconclusive: fewer points in common, or fewer values: a reward that is stuck is alike in every run.
+    - inconclusive: fewer points in common, or fewer values: a reward that is stuck is alike in every run; or coarser rounding.
 
     The finer curve is averaged over the stretches of the coarser one first.
 
@@ -106,15 +116,42 @@ def same_table(one: Curve, other: Curve) -> Verdict:
         >>> same_table(fine, coarse).word, same_table(fine, Curve("b", range(1, 61), -y, "points")).word
         ('same table', 'another table')
     """
-    mine, theirs = common_points(one, other)
+    as_counted, *moved = (_same_numbers(one, other, by) for by in COUNTS)
+    return next((found for found in (as_counted, *moved) if found.word == COPY), as_counted)
+
+
+def _same_numbers(one: Curve, other: Curve, by: int) -> Verdict:
+    mine, theirs = common_points(one, _counted_from(other, by))
     distinct = len(np.unique(np.round(mine, 6)))
     if len(mine) < ALIKE or distinct < DISTINCT:
         need = f"{ALIKE} points with {DISTINCT} values are needed"
         return Verdict(UNCLEAR, f"{len(mine)} points in common with {distinct} values; {need}")
     away, scatter = np.abs(mine - theirs), mine.std()
-    alike = (away <= np.clip(1e-3 * np.abs(mine), 1e-3 * scatter, FAR * scatter)).all()
-    word = COPY if alike else OTHER
-    return Verdict(word, f"{len(mine)} points differ by at most {away.max():.2g}", float(away.max()))
+    near = np.clip(1e-3 * np.abs(mine), 1e-3 * scatter, FAR * scatter)
+    rounding = rounding_of(one.y) + rounding_of(other.y)
+    word = COPY if (away <= near + min(rounding, scatter / 10)).all() else OTHER
+    if word == OTHER and (away <= near + rounding).all():
+        return Verdict(
+            UNCLEAR, f"{len(mine)} points differ by no more than rounding to {rounding:.2g}", float(away.max())
+        )
+    counted = f" where steps are counted from {'one' if by > 0 else 'zero'}" if by else ""
+    return Verdict(word, f"{len(mine)} points differ by at most {away.max():.2g}{counted}", float(away.max()))
+
+
+def _counted_from(curve: Curve, by: int) -> Curve:
+    return dataclasses.replace(curve, x=curve.x + by) if by else curve
+
+
+def rounding_of(values: np.ndarray) -> float:
+    """By how much rounding may have changed values that are all rounded to some decimals; 0 for 6 decimals or more.
+
+    Example:
+        >>> rounding_of(np.array([0.25, 0.5, 1.0])), rounding_of(np.array([0.1234567]))
+        (0.005, 0.0)
+    """
+    known = values[np.isfinite(values)]
+    digits = (n for n in range(DECIMALS) if np.allclose(known, np.round(known, n), rtol=0, atol=1e-9))
+    return next((0.5 * 10.0**-n for n in digits), 0.0)
 
 
 def common_points(one: Curve, other: Curve) -> tuple[np.ndarray, np.ndarray]:
@@ -132,10 +169,11 @@ def common_points(one: Curve, other: Curve) -> tuple[np.ndarray, np.ndarray]:
 
 def may_be_same(one: Curve, beginning: Beginning) -> bool:
     """False where the first points of a documented curve show that `one` is another table."""
-    mine, theirs = common_points(one, beginning.first)
     finite = one.y[np.isfinite(one.y)]
     scatter = max(float(np.ptp(finite)) if len(finite) else 0.0, beginning.spread)
-    return bool((np.abs(mine - theirs) <= FAR * scatter).all())  # the scatter of means is at most the spread
+    near = FAR * scatter + min(rounding_of(finite), scatter / 10)  # the scatter of means is at most the spread
+    points = (common_points(one, _counted_from(beginning.first, by)) for by in COUNTS)
+    return any(bool((np.abs(mine - theirs) <= near).all()) for mine, theirs in points)
 
 
 def result_at(curve: Curve, end: float) -> float:
@@ -233,7 +271,11 @@ def _in_unit_of(like: Baseline | None, one: Curve) -> Curve:
     if like is None or one.unit != "as logged":
         return one
     unit, low, high = (like.reward[part] for part in ("unit", "low", "high"))
-    return dataclasses.replace(one, unit=unit, low=low, high=high)
+    try:
+        return dataclasses.replace(one, y=at_bounds(one.y, low, high), unit=unit, low=low, high=high)
+    except ParameterError as error:
+        outside = str(error).partition(";")[0]
+        raise ParameterError(f"{outside} of {like.title} ({unit}): another reward, or per cent and shares") from None
 
 
 def _logged(log: Log) -> Curve:

@@ -29,7 +29,7 @@ UNKNOWN_BETWEEN_RUNS = "within this one run; how far another seed would end from
 class Interval:
     """An estimate with its bounds: numbers, or arrays of one value a step.
 
-    `n` counts the seeds, or the steps of the one run; `method` is "t" or "bootstrap", empty where there is no
+    `n` counts the seeds, or the steps of the one run; `method` is "t", "bootstrap" or "exact", empty where there is no
     interval; `about` says what the interval covers and what it does not; `freedom` is that of the t distribution, 0 for n - 1.
     """
 
@@ -45,17 +45,19 @@ class Interval:
     @property
     def name(self) -> str:
         """`95% t interval`, `95% bootstrap interval` or `no interval`."""
-        return f"{self.level:.0%} {self.method} interval" if self.method else "no interval"
+        return f"{100 * self.level:g}% {self.method} interval" if self.method else "no interval"
 
     def above(self, bound: float) -> tuple[bool | None, str]:
         """Whether the number lies above a bound, and why that is open: None where the interval holds it, or there is none."""
+        if np.isnan(bound):
+            return None, "the bound is not a number"
         if not self.method:
-            return None, "one seed: its scatter is unknown"
+            return None, self._unknown
         low, high = float(self.low), float(self.high)
         if np.isnan(low) or np.isnan(high):
             return None, f"its {self.name} has no bounds"
-        # Seeds that are all equal end within rounding of their own value.
-        if low <= bound <= high or np.isclose([low, high], bound, rtol=1e-9, atol=0).any():
+        # Seeds that are all equal end within rounding of their own value, and two arms that are differ by rounding.
+        if low <= bound <= high or np.isclose([low, high], bound, rtol=1e-9, atol=1e-12).any():
             return None, f"its {self.name} holds {bound:g}{self._could_show}"
         return low > bound, ""
 
@@ -64,8 +66,10 @@ class Interval:
 
         The margin is fixed before the training, at most a tenth of the run's own rise. None where the interval shows neither.
         """
+        if not margin > 0:
+            return None, f"a margin of {margin:.3g}: nothing lies within it"
         if not self.method:
-            return None, "one seed: its scatter is unknown"
+            return None, self._unknown
         if max(-self.low, self.high) <= margin:
             return True, f"its {self.name} lies within {margin:.3g}"
         if self.low > margin or self.high < -margin:
@@ -87,6 +91,10 @@ class Interval:
             return float("nan")
         half, freedom = float(np.max(np.asarray(self.high) - self.low)) / 2, self.freedom or self.n - 1
         return half / _t_bound(freedom, self.level) * _errors_to_see(freedom, self.level)
+
+    @property
+    def _unknown(self) -> str:
+        return f"{'one seed' if self.n == 1 else f'{self.n} seeds without any difference'}: its scatter is unknown"
 
     @property
     def _could_show(self) -> str:
@@ -121,7 +129,7 @@ def seed_interval(
     level: float = 0.95,
     resamples: int = 2000,
 ) -> Interval:
-    """Compute an interval over seeds: t below 5, bootstrap from 5 on, none for 1; for curves one interval a step.
+    """Compute an interval over seeds: t below 5, bootstrap from 5 on (8 for 99%), none for 1; for curves one interval a step.
 
     The bootstrap takes percentiles further out than `level` asks (Hesterberg 2015), because resamples of few seeds spread
     too little. Below 5 seeds no resampling reaches 95% (the widest it gives is lowest to highest seed, right in 75% of
@@ -166,8 +174,8 @@ def crossed_interval(values: ArrayLike, *, level: float = 0.95) -> Interval:
     Other seeds would score differently, and so would other questions: an interval over seeds alone covers 81 to 95% where
     questions differ in what they gain. The mean's variance is taken apart as in a random effects model of two crossed
     factors (Searle, Casella and McCulloch 1992, chapter 4), with Satterthwaite's degrees of freedom for the t interval. By
-    simulation on right and wrong answers a nominal 95% covers 91 to 98% with 2 seeds, 94 to 99% with 3 to 10
-    (`tests/curves/test_stats.py` repeats it).
+    simulation on right and wrong answers a nominal 95% covers 91 to 99% with 2 seeds, 91 to 99% with 3 to 10, few and easy
+    questions too (`tests/curves/test_stats.py` repeats it). Where all values are equal there is no interval.
 
     Args:
         values: (seeds, questions), such as 1 and 0 for right and wrong answers, or differences of two arms.
@@ -189,8 +197,11 @@ def crossed_interval(values: ArrayLike, *, level: float = 0.95) -> Interval:
         )
     seeds, questions = values.shape
     mean, by_seed, by_question = float(values.mean()), values.mean(1), values.mean(0)
+    about = f"between runs and questions, {seeds} seeds and {questions} questions"
     if seeds == 1:
         return one_seed(mean)
+    if np.ptp(values) == 0:
+        return Interval(mean, np.nan, np.nan, level, seeds, "", f"{about}, all of them equal")
     rest = values - by_seed[:, None] - by_question + mean
     of_seeds, of_questions = by_seed.var(ddof=1) / seeds, by_question.var(ddof=1) / questions
     twice = (rest**2).sum() / ((seeds - 1) * (questions - 1)) / values.size  # both parts above hold the rest
@@ -200,7 +211,6 @@ def crossed_interval(values: ArrayLike, *, level: float = 0.95) -> Interval:
     if variance <= 1e-9 * twice:  # each seed and each question has the same mean, though answers differ
         variance, freedom = twice, (seeds - 1.0) * (questions - 1.0)
     half = _t_bound(freedom, level) * float(np.sqrt(variance))
-    about = f"between runs and questions, {seeds} seeds and {questions} questions"
     return Interval(mean, mean - half, mean + half, level, seeds, "t", about, freedom)
 
 
@@ -215,7 +225,7 @@ def _interval(estimate, drawn: np.ndarray, n: int, level: float, about: str) -> 
     from scipy import stats
 
     t = stats.t.ppf(0.5 + level / 2, n - 1)
-    if n < 5:
+    if n < 5 or 1 - level < 1.5 * 0.5**n:  # resamples of so few never leave lowest to highest seed
         method, half = "t", t * drawn.std(axis=0, ddof=1) * np.sqrt(n / (n - 1))
         low, high = estimate - half, estimate + half
     else:
