@@ -10,7 +10,7 @@ from generation_cases import tokenizer
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
-from transformers import GenerationConfig, PreTrainedTokenizerFast
+from transformers import AutoModelForCausalLM, GenerationConfig, PreTrainedTokenizerFast
 
 from workbench.errors import ParameterError
 from workbench.generation.stops import End, StopRule, StopSpec
@@ -121,6 +121,22 @@ def test_the_criterion_for_generate_marks_only_rows_that_ended():
     assert criterion(batch, None).tolist() == [True, False]
 
 
+def test_generate_takes_what_a_caller_of_transformers_gives(starter_folder):
+    model = AutoModelForCausalLM.from_pretrained(starter_folder)
+    given = {"input_ids": torch.tensor([ids_of("a b")]), "max_new_tokens": 6, "do_sample": False}
+    stops, seen = StopRule(StopSpec(stop=("</search>",), ignore_eos=True), tokenizer()), []
+
+    def after_two(input_ids, scores, **_):
+        seen.append(input_ids.shape[1])
+        return torch.full((len(input_ids),), input_ids.shape[1] == given["input_ids"].shape[1] + 2)
+
+    made = stops.generate(model, model.generate, model.generation_config, **given, stopping_criteria=[after_two])
+    assert len(seen) == 2 and made.shape[1] == given["input_ids"].shape[1] + 2
+    assert stops.generate(model, model.generate, model.generation_config, **given, pad_token_id=3).shape[1] > 2
+    with pytest.raises(ParameterError, match="eos_token_id=5: the rule's spec decides where rows end"):
+        stops.generate(model, model.generate, model.generation_config, **given, eos_token_id=5)
+
+
 def test_texts_keep_or_drop_the_marker_and_never_show_eos():
     eos, tool = tokenizer().eos_token_id, tokenizer().convert_tokens_to_ids("<|tool|>")
     dropped = {"include_stop_str_in_output": False}
@@ -131,6 +147,8 @@ def test_texts_keep_or_drop_the_marker_and_never_show_eos():
         (rule(stop_token_ids=(tool,), **dropped), ids_of("a<|tool|>b"), "a"),
         (rule(), [*ids_of("a<|tool|>b"), eos, eos], "ab"),
         (rule(tokenizer().eos_token[-1], **dropped), [*ids_of("a b"), eos], "a b"),  # within the EOS's text
+        (rule("</search>", tokenizer().eos_token), [*ids_of("a b"), eos], "a b"),
+        (rule("</search>", tokenizer().eos_token, **dropped), [*ids_of("a b"), eos], "a b"),
     ]
     for stops, ids, text in cases:
         assert stops.text(ids, stops.find_end(ids)) == text

@@ -205,6 +205,19 @@ def test_a_rollout_function_may_return_tensors_or_an_empty_row(empty):
     assert trained(rollout_func=rollout).state.global_step == 2
 
 
+def test_rollout_rows_with_the_pads_of_generate_have_stopped():
+    """Half of the rows were left out of the loss, in which stock TRL has them."""
+
+    def rollout(prompts, trainer):
+        own = trainer.processing_class
+        rows = [[5, 6, own.eos_token_id, *[own.pad_token_id] * (n % 2)] for n in range(len(prompts))]
+        return {"prompt_ids": [own.encode(p) for p in prompts], "completion_ids": rows, "logprobs": None}
+
+    trainer = trained(rollout_func=rollout, fields={"mask_truncated_completions": True}, subclass=scored_tokens)
+    assert trainer.scored == [3, 4] * 4
+    assert trainer.state.log_history[0]["completions/clipped_ratio"] == 0
+
+
 AS_ROWS = pytest.mark.parametrize("as_row", [torch.tensor, np.array], ids=["tensors", "arrays"])
 
 

@@ -258,6 +258,25 @@ def test_trls_own_stop_fields_are_refused(train, fields, message):
         train("run", StopSpec(), **fields)
 
 
+def test_a_stop_that_pads_complete_or_texts_for_prompts_are_refused(tmp_path):
+    """Rows that a pad's text had stopped counted as never stopped, each with the penalty."""
+    path = resolve_model("search")
+    tokenizer = AutoTokenizer.from_pretrained(path, padding_side="left")
+    policy, values = (
+        AutoModelForCausalLM.from_pretrained(path),
+        AutoModelForSequenceClassification.from_pretrained(path),
+    )
+    args = ppo_config(dataclasses.replace(RECIPE, max_steps=1), tmp_path)
+    texts = load_prompts("search").select(range(8))
+    ids = texts.map(lambda row: tokenizer(row["prompt"]), remove_columns=texts.column_names)
+    for stops, data, message in (
+        (tokenizer.pad_token, ids, r"stop string '.*': the pad token completes it"),
+        (None, texts, r"columns \['prompt.*\]; PPO takes tokenised prompts, so expected a column input_ids"),
+    ):
+        with pytest.raises(ParameterError, match=message):
+            PPOTrainer(args, tokenizer, policy, None, None, data, values, reward_funcs=length_reward(), stops=stops)
+
+
 # --- reward functions ------------------------------------------------------------------------------------------------
 
 

@@ -1,4 +1,6 @@
+import asyncio
 import functools
+import inspect
 
 import numpy as np
 import pytest
@@ -53,12 +55,29 @@ def test_a_functions_error_keeps_its_type_and_names_the_function():
     assert caught.value.__notes__ == ["raised by the reward function picky"] and len(calls) == 1
 
 
-def test_models_their_names_and_async_functions_are_left_to_trl():
-    async def later(completions, **_):
-        return [0.0]
-
+def test_models_and_their_names_are_left_to_trl():
     model = torch.nn.Linear(1, 1)
-    assert [validated(each) for each in ("a/model", model, later)] == ["a/model", model, later]
+    assert [validated(each) for each in ("a/model", model)] == ["a/model", model]
+
+
+def test_an_async_function_is_asked_for_finite_rewards_too():
+    """TRL trained on its NaN without a word, and on its infinity with a gradient of 0."""
+
+    class Later:
+        async def __call__(self, completions, **_):
+            return [1.0, float("inf"), 2.0]
+
+    async def breaks(completions, **_):
+        raise ConnectionError("no server")
+
+    for reward in (Later(), functools.partial(Later())):
+        checked = validated(reward, "later")
+        assert inspect.iscoroutinefunction(checked)
+        with pytest.raises(ParameterError, match=r"reward function later, row 1 \('second'\): returned inf"):
+            asyncio.run(checked(completions=TEXTS))
+    with pytest.raises(ConnectionError) as caught:
+        asyncio.run(validated(breaks)(completions=TEXTS))
+    assert caught.value.__notes__ == ["raised by the reward function breaks"]
 
 
 def test_the_sum_is_weighted_and_a_none_adds_nothing():

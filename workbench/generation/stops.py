@@ -172,7 +172,10 @@ class StopRule:
         decoder = tokenizer.added_tokens_decoder  # a method of Mistral's tokenizer, which takes no further tokens
         added = [i for i, token in decoder.items() if token.special] if isinstance(decoder, Mapping) else []
         special = {*tokenizer.all_special_ids, *added}
-        in_strings = {i for i in special if any(tokenizer.decode([i]) in s for s in spec.stop)}
+        # EOS given as a string is EOS: reward functions do not see it.
+        shown = {i: [s for s in spec.stop if tokenizer.decode([i]) in s] for i in special}
+        in_strings = {i for i, found in shown.items() if found}
+        in_strings -= {i for i in self.eos_ids if shown.get(i) == [tokenizer.decode([i])]}
         self._hidden = special - in_strings - set(own)
 
     def _plain(self, ids: Sequence[int]) -> str:
@@ -301,17 +304,27 @@ class StopRule:
             generate: `model.generate`.
             generation_config: of the caller; not changed.
             **inputs: `input_ids` and further arguments; those that a generation config has go there.
+
+        Raises:
+            ParameterError: an `eos_token_id` among them, which this rule has of its own.
         """
+        if "eos_token_id" in inputs:
+            raise ParameterError(
+                f"eos_token_id={inputs['eos_token_id']}: the rule's spec decides where rows end; give "
+                "StopSpec(stop_token_ids=...)"
+            )
         options = self.for_transformers(inputs["input_ids"].shape[1])
         if (options["pad_token_id"] or 0) >= model.get_input_embeddings().weight.shape[0]:
             options["pad_token_id"] = 0  # behind an end any token of the table does
-        criteria = {name: options.pop(name) for name in ("stopping_criteria",) if name in options}
+        own = options.pop("stopping_criteria", ())
+        if own:  # a `generate` of one's own may take none
+            inputs["stopping_criteria"] = [*(inputs.get("stopping_criteria") or ()), *own]
         config = copy.deepcopy(generation_config)
-        config.update(**options, **{name: inputs.pop(name) for name in list(inputs) if hasattr(config, name)})
+        config.update(**options | {name: inputs.pop(name) for name in list(inputs) if hasattr(config, name)})
         inherited = model.generation_config
         before, inherited.eos_token_id = inherited.eos_token_id, options["eos_token_id"]
         try:
-            return generate(**inputs, generation_config=config, **criteria)
+            return generate(**inputs, generation_config=config)
         finally:
             inherited.eos_token_id = before
 

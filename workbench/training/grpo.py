@@ -429,7 +429,9 @@ class GRPOTrainer(_Control, trl.GRPOTrainer):
             output = dict(output)  # the user's own stays as it is
             rows, pad = [list(map(int, ids)) for ids in output["completion_ids"]], self._tokenizer.pad_token_id
             cut = End(1, None, "length")
-            output["completion_ids"] = [self._ended(ids) if ids else EndedRow([pad], cut, pad) for ids in rows]
+            output["completion_ids"] = [
+                self._ended(ids, self._end_before_pads(ids)) if ids else EndedRow([pad], cut, pad) for ids in rows
+            ]
             if not all(rows):
                 masks = output.get("env_mask") or [[1] * len(ids) for ids in rows]
                 output["env_mask"] = [mask if len(mask) else [0] for mask in masks]
@@ -438,6 +440,13 @@ class GRPOTrainer(_Control, trl.GRPOTrainer):
             return output
 
         return rollout
+
+    def _end_before_pads(self, ids: Sequence[int]) -> End:
+        """The end of a row of a rollout function, which may have left the pads of `generate` behind it, all of it kept."""
+        pad, sampled = self._tokenizer.pad_token_id, len(ids)
+        while sampled > 1 and ids[sampled - 1] == pad and pad not in self.stop_rule.eos_ids:
+            sampled -= 1
+        return dataclasses.replace(self.stop_rule.last_end(ids[:sampled]), index=len(ids))
 
 
 class RLOOTrainer(_Control, trl.RLOOTrainer):

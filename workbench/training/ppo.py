@@ -106,6 +106,16 @@ class PPOTrainer(ppo_trainer.PPOTrainer):
                 "config, because PPO leaves every pad out of the loss. Give the tokenizer a pad token of its own"
             )
         self.stop_rule = StopRule(spec, processing_class, model.generation_config, args.response_length)
+        if isinstance(stop := self.stop_rule.last_end([pad_id], args.response_length).stop, str):
+            raise ParameterError(
+                f"stop string {stop!r}: the pad token completes it, and PPO takes every pad for the end of a row. Give the "
+                "tokenizer another pad token"
+            )
+        columns = getattr(train_dataset, "column_names", None)
+        if data_collator is None and columns and "input_ids" not in columns:
+            raise ParameterError(
+                f"train_dataset: columns {columns}; PPO takes tokenised prompts, so expected a column input_ids"
+            )
         eos_token_id = model.generation_config.eos_token_id
         if self._functions:
             reward_model = self._functions

@@ -4,6 +4,7 @@ A completion is a string, or a list of chat messages whose last `content` counts
 answer is an error that names the row. `describe_reward` is what a run records of a reward: its name, unit, range and code.
 """
 
+import contextlib
 import functools
 import inspect
 import itertools
@@ -81,8 +82,8 @@ def completion_text(completion: str | Sequence[dict]) -> str:
 def validated(reward: Any, name: str | None = None) -> Any:
     """Wrap a reward function so that an invalid answer raises an error that names the row.
 
-    An error of the function itself keeps its type and gets a note with the function's name. Models, names of models and
-    asynchronous functions pass through unchanged.
+    An error of the function itself keeps its type and gets a note with the function's name. Models and names of models pass
+    through unchanged; of an asynchronous function the wrapper is asynchronous too.
 
     Example:
         >>> def half(completions, **_):
@@ -93,20 +94,32 @@ def validated(reward: Any, name: str | None = None) -> Any:
         Traceback (most recent call last):
         workbench.errors.ParameterError: reward function half, row 1 (''): returned nan; expected a finite number, or None...
     """
-    if isinstance(reward, str | torch.nn.Module) or is_async(reward):
+    if isinstance(reward, str | torch.nn.Module):
         return reward
     name = name or name_of(reward)
 
-    def checked(*args: Any, **kwargs: Any):
-        completions = kwargs["completions"] if "completions" in kwargs else args[0]
+    @contextlib.contextmanager
+    def named():
         try:
-            values = reward(*args, **kwargs)
+            yield
         except Exception as error:
             error.add_note(f"raised by the reward function {name}")
             raise
-        return _validate(name, values, completions)
 
-    return checked
+    def scored(values: Any, args: tuple, kwargs: dict):
+        return _validate(name, values, kwargs["completions"] if "completions" in kwargs else args[0])
+
+    def checked(*args: Any, **kwargs: Any):
+        with named():
+            values = reward(*args, **kwargs)
+        return scored(values, args, kwargs)
+
+    async def checked_later(*args: Any, **kwargs: Any):
+        with named():
+            values = await reward(*args, **kwargs)
+        return scored(values, args, kwargs)
+
+    return checked_later if is_async(reward) else checked
 
 
 def name_of(reward: Any) -> str:
