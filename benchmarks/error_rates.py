@@ -207,6 +207,14 @@ def seeds_csv() -> str:
     return csv_text(["another_seed", "case", "noise", *_SEED_HEADS], rows)
 
 
+def changes_csv() -> str:
+    """Make error_rates_change.csv: `change_interval` by length and autocorrelation."""
+    head = ["steps", "autocorrelation"]
+    head += ["changed, of noise alone", "the true change inside, of a rise by 3", "that rise seen (above 0)"]
+    cases = measured("error_rates")["change_interval"].items()
+    return csv_text(head, [[*name.split("; "), *(f"{100 * v:.1f}" for v in rates.values())] for name, rates in cases])
+
+
 def _seeds_in_brief() -> list[list[str]]:
     """Return a row for each question: the lowest and the highest rate of its cases."""
     rows = []
@@ -321,14 +329,12 @@ def provenance() -> list[tuple[str, str, str]]:
 def page() -> list[str]:
     """Make the lines of docs/evidence/error_rates.md."""
     result = measured("error_rates")
-    steps = [[*n.split("; "), *(f"{100 * v:.1f}" for v in r.values())] for n, r in result["change_interval"].items()]
     seeds, means = (
         [[name, *(f"{100 * v:.1f}" for v in row.values())] for name, row in one["seed_interval"].items()]
         for one in (result, measured("error_rates_mean"))
     )
     again = measured("error_rates_mean")["shown_again"]
     shown = ", ".join(f"{100 * rate:.0f}% ({n} seeds)" for n, rate in again.items())
-    columns = ["changed, of noise alone", "the true change inside, of a rise by 3", "that rise seen (above 0)"]
     return [
         "# How often the verdicts are wrong",
         "",
@@ -358,7 +364,7 @@ def page() -> list[str]:
         "*Changed* is wrong: at most 8% at 80 steps of AR(0.8) is the aim. The true change should be inside in 95%. In a short",
         "run with much autocorrelation, noise looks like a trend: 20 steps are too few from 0.8 on, 40 at 0.9.",
         "",
-        *table(["steps", "autocorrelation", *columns], steps),
+        *csv_next_to_page("error_rates_change.csv"),
         "",
         "## `seed_interval`: the true mean of the seeds lies inside",
         "",

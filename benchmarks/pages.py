@@ -74,6 +74,7 @@ CSVS: dict[str, Callable[[], str]] = {
     "documented_place.csv": documented_verdicts.place_csv,
     "documented_trend.csv": documented_verdicts.trend_csv,
     "error_rates.csv": error_rates.seeds_csv,
+    "error_rates_change.csv": error_rates.changes_csv,
     "error_rates_controls.csv": error_rates.trainings_csv,
     "false_alarms.csv": false_alarms.trainings_csv,
     "claims_real.csv": evidence.claims_csv,

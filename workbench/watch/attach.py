@@ -291,8 +291,8 @@ def attach_watch(
         record_steps: steps whose loss inputs are kept in files for `workbench replay`: step numbers, or N for the first step
             and every N-th.
         check_every: run `check_step` at the first and every N-th step, and print the first stage that differs. Such a step
-            takes twice as long or more, and reward functions are called once more. Of several processes each has to attach
-            it, and a reward function that fails in one of them then ends the training, as it does without a check.
+            takes three to seven times as long, and reward functions are called once more. Of several processes each has to
+            attach it, and a reward function that fails in one of them then ends the training, as it does without a check.
         meant: stages of these checks at which your subclass means to differ, as `check_step` takes them.
 
     Returns:
