@@ -111,7 +111,10 @@ def test_the_releases_of_the_table_are_those_that_were_seen():
     seen = json.loads((ROOT / "data" / "defects.json").read_text())["results"]
     release = lambda name: tuple(map(int, name.split(".")))  # noqa: E731
     present = {name: [r for r in cells if cells[r]["state"] == "present"] for name, cells in seen.items()}
-    rows = {"a stop string counts as truncated": "false_clipping", "`seed` in `generation_kwargs`": "copied_request_seed"}
+    rows = {
+        "a stop string counts as truncated": "false_clipping",
+        "`seed` in `generation_kwargs`": "copied_request_seed",
+    }
     rows |= {"learned positions (GPT-2)": "padding_without_positions", "by default PPO": "ppo_runs_past_eos"}
     rows |= {'`scale_rewards="batch"`': "zero_std_share"}
     for words, name in rows.items():

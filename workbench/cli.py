@@ -5,6 +5,7 @@ import contextlib
 import errno
 import inspect
 import json
+import math
 import os
 import re
 import shlex
@@ -340,7 +341,8 @@ def _how(args) -> dict:
     if args.execution_timeout is not None and not args.execution_timeout > 0:
         raise ParameterError(f"--execution-timeout {args.execution_timeout:g}: expected seconds above 0")
     cwd = args.cwd and os.path.abspath(args.cwd)
-    return {"kernel": args.kernel, "cwd": cwd, "execution_timeout": args.execution_timeout}
+    limit = args.execution_timeout and math.ceil(args.execution_timeout)  # nbclient takes whole seconds
+    return {"kernel": args.kernel, "cwd": cwd, "execution_timeout": limit}
 
 
 def _of_files(args) -> dict:

@@ -62,6 +62,17 @@ def test_any_assignment_is_a_parameter_read_as_its_default_is(tmp_path, line, ki
     assert (parameter.type, parameter.default, parameter.help) == (kind, default, "help")
 
 
+def test_what_the_cell_computes_is_not_undone(tmp_path):
+    """Its literals were injected behind it: a smoke switch, `+=` and `append` had no effect in a run."""
+    cell = "steps: int = 100\nif os.environ.get('SMOKE'): steps = 5\nname = 'a'\nname += 'x'\nseeds = [0]\nseeds.append(1)\n"
+    found = of_cell(tmp_path, f"{cell}layers = [0]\nlayers[0] = 2\nrate = 0.1\nprint(rate)\nrate = 0.2")
+    assert {name: p.default for name, p in found.items()} == {
+        **dict.fromkeys(("steps", "name", "seeds", "layers"), COMPUTED),
+        "rate": 0.2,
+    }
+    assert check_parameters(found, {"steps": "7"}) == {"steps": 7}
+
+
 def test_values_of_untyped_parameters_are_read_as_literals():
     known = parse_parameters("n = 1\nany = None\nlr: float = 1 / 3")
     texts = {"80": 80, "1e-4": 1e-4, "None": None, "true": True, "[1, 'a']": [1, "a"], "</s>": "</s>",

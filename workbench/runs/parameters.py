@@ -8,6 +8,7 @@ Any cell that papermill takes will do. Of a literal the type is checked, and wha
 """
 
 import ast
+import contextlib
 import dataclasses
 import functools
 import json
@@ -15,7 +16,7 @@ import keyword
 import math
 import re
 import shlex
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from ..errors import ParameterError, did_you_mean
@@ -129,6 +130,44 @@ def _parsed(source: str) -> Mapping[str, Parameter]:
             raise ParameterError(f"`{hide_tokens(line.strip())}`: {error}") from error
     for name, parameter in found.items():
         _refuse_token("a default", parameter.default, name)
+    changed = {name for node in nodes if not _declares(node) for name in _names_changed(node)}
+    return {n: dataclasses.replace(p, default=COMPUTED) if n in changed else p for n, p in found.items()}
+
+
+def _declares(node: ast.stmt) -> bool:
+    """Whether a statement gives one name a value, and does nothing else."""
+    match node:
+        case ast.AnnAssign(target=ast.Name()) | ast.Assign(targets=[ast.Name()]):
+            return True
+    return False
+
+
+def _names_changed(node: ast.AST) -> set[str]:
+    """The names that a statement assigns, deletes or may change in place: `name += 1`, `name.append(1)`, `name[0] = 1`."""
+    found = set()
+    for inner in ast.walk(node):
+        match inner:
+            case ast.Name(id=name, ctx=ast.Store() | ast.Del()):
+                found.add(name)
+            case (
+                ast.Attribute(value=ast.Name(id=name))
+                | ast.Subscript(value=ast.Name(id=name), ctx=ast.Store() | ast.Del())
+            ):
+                found.add(name)
+    return found
+
+
+def assigned_in_cells(path: Path, names: Iterable[str]) -> dict[str, int]:
+    """Which of these names code cells assign at their top level, and the number of the first such cell, from 1."""
+    wanted = set(names)
+    found: dict[str, int] = {}
+    code = [cell for cell in notebook_cells(path) if cell["cell_type"] == "code"]
+    for number, cell in enumerate(code, 1):
+        with contextlib.suppress(ParameterError):  # a cell that is not Python
+            for node in parse_cell("".join(cell["source"]))[0].body:
+                if isinstance(node, ast.Assign | ast.AnnAssign):
+                    for name in wanted & _names_changed(node):
+                        found.setdefault(name, number)
     return found
 
 

@@ -53,6 +53,32 @@ def started(path: str, root: Path) -> subprocess.Popen:
     return runner
 
 
+@pytest.mark.slow
+def test_what_children_of_a_kernel_print_is_hidden_and_there_once(notebook, tmp_path):
+    """Their lines stood in log.txt as they were, and once more without the secret."""
+    token = "HF_TOKEN=hf_abcdefghijklmnopqrst2"
+    echo = f"subprocess.run('echo child {token}; echo err {token} >&2', shell=True)"
+    path = notebook(
+        f"import os, subprocess, time\n{echo}\nos.write(1, b'raw HF_TOKEN=hf_abcdefghijklmnopqrst4\\n')\ntime.sleep(1)"
+    )
+    process = workbench("sweep", path, "-p", "seed=1,2", "--runs-dir", tmp_path / "runs")
+    for run in list_runs(tmp_path / "runs"):
+        log = (run.path / "log.txt").read_text()
+        assert "abcdefgh" not in log + process.stdout + process.stderr
+        assert [log.count(f"{word} HF_TOKEN=[token]") for word in ("child", "err", "raw")] == [1, 1, 1], log
+
+
+@pytest.mark.slow
+def test_a_dying_kernels_last_words_are_in_the_log(notebook, tmp_path):
+    path = notebook(
+        "import os, time\nos.write(2, b'HF_TOKEN=hf_abcdefghijklmnopqrst2 bad luck\\n')\ntime.sleep(1)\nos._exit(3)"
+    )
+    workbench("sweep", path, "-p", "seed=1,2", "--runs-dir", tmp_path / "runs")
+    (run, _) = list_runs(tmp_path / "runs")
+    assert run.status["state"] == "interrupted"
+    assert "the kernel's last lines:\nHF_TOKEN=[token] bad luck\n" in (run.path / "log.txt").read_text()
+
+
 @pytest.mark.parametrize(("taken", "state"), daily([(2, "done"), (3, "failed")], 2))
 def test_a_kernel_whose_port_is_taken_starts_again(notebook, tmp_path, monkeypatch, taken, state):
     """Another kernel may take a port between Jupyter's choice and the kernel's bind."""

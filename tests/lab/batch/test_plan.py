@@ -1,6 +1,7 @@
 import errno
 import fcntl
 import functools
+import json
 import os
 import shutil
 import signal
@@ -8,6 +9,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import nbformat.v4 as v4
 import pytest
 from conftest import ROOT, call, until, workbench, write_notebook, write_run
 from widget_samples import with_problem
@@ -17,7 +19,7 @@ from workbench.lab.batch.code import code_of
 from workbench.lab.batch.plan import claim, parse_grid, plan_run, plan_sweep
 from workbench.runs import lock
 from workbench.runs.files import write_json
-from workbench.runs.parameters import notebook_parameters
+from workbench.runs.parameters import notebook_parameters, parse_parameters
 from workbench.runs.run import Run, list_runs, record_execution, set_status
 
 PARAMETERS = """\
@@ -289,6 +291,73 @@ def test_what_other_code_has_done_is_not_done(notebook, tmp_path):
     done = [one.id for one in list_runs(root)]
     lines = [f"run    seed={n}  ({done[n]} is done, with other code)" for n in range(2)]
     assert [str(e) for e in plan] == [*lines, "run    seed=2"]
+
+
+def as_executed(run, path, state, **how):
+    record_execution(run, {"path": path, "code": code_of(Path(path)), "cwd": str(Path(path).parent), **how})
+    set_status(run.path, state)
+
+
+def test_a_run_in_another_folder_is_not_this_one(notebook, tmp_path, capsys):
+    """A sweep called runs done that had read other data, and a resumed run silently went on in another folder."""
+    path, root, there = notebook(), tmp_path / "runs", str(tmp_path)
+    (tmp_path / "a").mkdir()
+    first = {"cwd": str(tmp_path / "a")}
+    for entry, state in zip(plan_sweep(path, {"seed": "0..1"}, root, how=first), ("done", "failed"), strict=True):
+        as_executed(entry.prepare(), path, state, **first)
+    assert [e.action for e in plan_sweep(path, {"seed": "0..1"}, root, how=first)] == ["skip", "resume"]
+    for how in ({}, {"cwd": there}, first | {"kernel": "python3"}):
+        plan = plan_sweep(path, {"seed": "0..1"}, root, how=how)
+        assert [e.action for e in plan] == ["run", "run"] and str(plan[0]).endswith(
+            "other kernel or in another folder)"
+        )
+    entry = plan_run(path, {"seed": 1}, root=root, resume="")
+    assert entry.how["cwd"] == first["cwd"]
+    with pytest.raises(RunError, match="nothing to resume"):
+        plan_run(path, {"seed": 1}, root=root, resume="", how={"cwd": there})
+    plan_run(path, {}, root=root, resume=entry.run.id, how={"cwd": there}).prepare()
+    assert f"was executed with --cwd {first['cwd']}, and goes on with the notebook's own" in capsys.readouterr().err
+
+
+def test_a_namesake_does_not_take_over_a_failed_run(notebook, tmp_path, capsys):
+    path, root = notebook(TRAIN), tmp_path / "runs"
+    run = plan_run(path, {}, root=root).prepare()
+    as_executed(run, path, "failed")
+    namesake = shutil.copy(path, str(tmp_path / "copy.ipynb"))
+    other = tmp_path / "b" / "grid.ipynb"
+    other.parent.mkdir()
+    shutil.copy(path, other)
+    assert plan_run(str(other), {}, root=root, resume="").run == run  # the same code
+    other.write_text(Path(namesake).read_text().replace("save_result(", "print(); save_result("))
+    with pytest.raises(RunError, match="nothing to resume"):
+        plan_run(str(other), {}, root=root, resume="")
+    assert plan_sweep(str(other), {"seed": "0"}, root)[0].action == "run"
+    plan_run(str(other), {}, root=root, resume=run.id).prepare()
+    assert f"was executed from {path}, and goes on with {other}" in capsys.readouterr().err
+    set_status(run.path, "failed")
+    Path(path).unlink()  # it was moved
+    assert plan_run(str(other), {}, root=root, resume="").run == run
+
+
+def test_a_name_that_an_untagged_cell_assigns_is_refused(tmp_path):
+    path = tmp_path / "untagged.ipynb"
+    path.write_text(
+        json.dumps(v4.new_notebook(cells=[v4.new_code_cell("import os"), v4.new_code_cell("seed, lr = 0, 0.1")]))
+    )
+    for plan in (
+        lambda: plan_run(str(path), {"seed": 1}),
+        lambda: plan_sweep(str(path), {"seed": "1,2"}, fixed={"x": 1}),
+    ):
+        with pytest.raises(ParameterError, match=r"parameter 'seed': code cell 2 of .* assigns it.*tag the cell"):
+            plan()
+    assert plan_run(str(path), {"other": 1}, root=tmp_path).params == {"other": 1}
+
+
+def test_lists_and_ranges_are_values_of_what_is_computed_too():
+    known = parse_parameters("seed = int(os.environ.get('SEED', 0))\nlayers = [0]\nlimit: Optional[int] = None")
+    assert parse_grid(known, {"seed": "0..2", "layers": "[1,2],[3]", "limit": "1..2"}) == {
+        "seed": [0, 1, 2], "layers": [[1, 2], [3]], "limit": [1, 2],
+    }  # fmt: skip
 
 
 def test_a_plan_reads_each_runs_parameters_once(notebook, tmp_path, monkeypatch):

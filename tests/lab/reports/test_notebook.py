@@ -51,6 +51,16 @@ def test_headings_of_two_levels_give_title_and_nonempty_sections():
     assert [len(section.blocks) for section in notebook.sections] == [1, 1, 2]
 
 
+def test_a_comment_in_a_block_of_code_is_no_heading():
+    for mark in ("```", "~~~~"):
+        fence = f"How to run:\n\n{mark}bash\n# install first\npip install thing\n# then run\nthing --go\n{mark}\nThat is all."
+        notebook = read(v4.new_markdown_cell(fence), v4.new_markdown_cell("# Title"))
+        assert notebook.title == "Title" and len(notebook.sections) == 1
+        (block,) = notebook.sections[0].blocks
+        assert block.count("<pre>") == 1 and "# install first\npip install thing\n# then run" in block
+        assert block.endswith("<p>That is all.</p>\n</div>")
+
+
 def test_the_parameters_cell_gives_parameters_and_no_code_block():
     cell = v4.new_code_cell("seed: int = 3  # of all; 0..9", metadata={"tags": ["parameters"]})
     notebook = read(cell)
@@ -73,6 +83,23 @@ def test_cells_and_controls_are_counted_papermills_banner_is_not():
     assert "works in JupyterLab only" in notebook.sections[0].blocks[1]
 
 
+def test_an_output_that_a_page_cannot_run_is_said_and_formulas_and_json_shown():
+    def shown(**data):
+        notebook = read(v4.new_code_cell("x", outputs=[v4.new_output("display_data", data=data)]))
+        return notebook.controls, notebook.sections[0].blocks[-1]
+
+    plain = {"text/plain": "<IPython.core.display.HTML object>"}
+    for html in ("<div><script>draw()</script><div id='a'></div></div>", "<iframe src='https://x.org'></iframe>"):
+        assert shown(**plain, **{"text/html": html}) == (
+            1,
+            shown(**{"application/vnd.jupyter.widget-view+json": {}})[1],
+        )
+    for html in ("<b>text</b><script>draw()</script>", "<i></i>"):
+        assert shown(**plain, **{"text/html": html})[0] == 0
+    assert "alpha" in shown(**plain, **{"text/latex": r"$\alpha$"})[1]
+    assert "&quot;answer&quot;: 42" in shown(**plain, **{"application/json": {"answer": 42}})[1]
+
+
 def test_the_failure_is_the_first_cell_with_an_error():
     errors = [v4.new_output("error", ename="E", evalue=text, traceback=[]) for text in ("one", "two")]
     notebook = read(*(v4.new_code_cell(e.evalue.upper(), outputs=[e]) for e in errors))
@@ -86,10 +113,13 @@ def test_a_going_run_is_read_from_the_executing_notebook(tmp_path):
     assert read_notebook(run) is None
     (run.path / "executing.ipynb").write_text('{"cells": [1]}')
     assert read_notebook(run) == {"cells": [1]}
-    (run.path / "executed.ipynb").write_text('{"cells": [2]}')
+    (run.path / "executed.ipynb").write_text('{"cells": [2]}')  # of an execution before
+    assert read_notebook(run) == {"cells": [1]}
+    (run.path / "executing.ipynb").unlink()
+    assert read_notebook(run) == {"cells": [2]}
+    (run.path / "executing.ipynb").write_text('["no notebook"]')
     assert read_notebook(run) == {"cells": [2]}
     (run.path / "executed.ipynb").write_text('["no notebook"]')
-    assert read_notebook(run) == {"cells": [1]}
 
 
 # --- figures -------------------------------------------------------------------------------------------------------

@@ -84,6 +84,11 @@ def test_each_sweep_has_its_own_file_a_long_grid_a_short_name(tmp_path):
     names = {build_sweep_report("grid", {"title": grid}, [], tmp_path).name for grid in grids}
     assert len(names) == len(grids)
     assert all(len(name) < 120 for name in names)
+    of_files = [build_sweep_report("grid", {"seed": "1,2"}, [], tmp_path, fixed={"lr": lr}) for lr in (0.5, 0.7)]
+    assert of_files[0] != of_files[1] and all(
+        re.fullmatch(r"grid-seed=1,2-\w{8}\.html", page.name) for page in of_files
+    )
+    assert "Sweep of grid: seed=1,2 (lr=0.7)" in of_files[1].read_text()
 
 
 def test_a_redacted_sweep_shows_no_secret_and_formulas_are_text(tmp_path, monkeypatch):

@@ -5,11 +5,13 @@ unknown parameters and checks no types, so a run's parameters are checked when i
 """
 
 import collections
+import contextlib
 import functools
 import os
 import socket
 import sys
-from collections.abc import Callable, Mapping
+import threading
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 import papermill
@@ -189,13 +191,38 @@ class Engine(NBClientEngine):
             "stderr_file": display,
         }
         # Jupyter picks free ports before its kernel binds them: of runs that start together another may take one first.
-        for _ in range(2):
+        for attempts_left in (2, 1, 0):
+            lines: collections.deque[str] = collections.deque(maxlen=40)
             try:
-                return _Client(nb_man, **options).execute(**start)
-            except RuntimeError as error:
-                if "died before replying" not in str(error):
+                with keeping(lines) as stream:
+                    return _Client(nb_man, **options).execute(**start, stdout=stream, stderr=stream)
+            except RuntimeError as error:  # DeadKernelError is one
+                if "died before replying" not in str(error) or not attempts_left:
+                    if lines:
+                        display.write(f"the kernel's last lines:\n{hide_tokens(''.join(lines))}")
                     raise
-        return _Client(nb_man, **options).execute(**start)
+        raise AssertionError("not reached")
+
+
+@contextlib.contextmanager
+def keeping(lines: collections.deque[str]) -> Iterator[int]:
+    """A file descriptor for what a kernel and its children write, of which the last lines are kept.
+
+    The kernel sends all of it to its client too, which hides secrets; only what it says while it starts or dies is here alone.
+    """
+    read, write = os.pipe()
+
+    def drain() -> None:
+        with os.fdopen(read, errors="replace") as file:
+            lines.extend(file)
+
+    thread = threading.Thread(target=drain, daemon=True)
+    thread.start()
+    try:
+        yield write
+    finally:
+        os.close(write)
+        thread.join(timeout=1)  # a child that outlives the kernel holds the other end
 
 
 class _Client(PapermillNotebookClient):

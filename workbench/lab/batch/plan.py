@@ -20,7 +20,14 @@ from pathlib import Path
 from ...errors import ParameterError, RunError, warn_user
 from ...runs import lock
 from ...runs.findings import problem_of
-from ...runs.parameters import COMPUTED, SET_BY_RUNNER, Parameter, check_parameters, notebook_parameters
+from ...runs.parameters import (
+    COMPUTED,
+    SET_BY_RUNNER,
+    Parameter,
+    assigned_in_cells,
+    check_parameters,
+    notebook_parameters,
+)
 from ...runs.run import (
     EMBEDDED_MODELS,
     GOING,
@@ -97,7 +104,7 @@ class Entry:
     def look_again(self) -> None:
         """Decide again what to do, as the plan may be hours old; the caller keeps other sweeps away."""
         if self.run is None and self.there is not None:
-            self.action, self.run = _action(self.there.with_parameters(self.params), self.code)
+            self.action, self.run = _action(self.there.with_parameters(self.params), self.notebook, self.how)
         elif self.run is not None and not self.force:
             self.action = _ACTIONS[self.run.status["state"]]
 
@@ -105,6 +112,8 @@ class Entry:
         """The run's folder, made where there is none; starts nothing."""
         if self.other_code:
             print(f"{self.name}: {self.run.id} goes on with other code than it began with", file=sys.stderr)
+        if self.action == "resume" and (moved := _elsewhere(self.run, self.notebook, self.how)):
+            print(f"{self.name}: {self.run.id} {moved}", file=sys.stderr)
         if self.run is None:
             self.run = create_run(self.notebook.stem, self.params, self.root, state)
         elif state in GOING:
@@ -116,7 +125,10 @@ class Entry:
     def __str__(self) -> str:
         """Its line in the plan: action, name, and the run that is there already, with what its audit found wrong."""
         if self.run is None:
-            before = f"  ({self.done_before.id} is done, with other code)" if self.done_before else ""
+            before = ""
+            if done := self.done_before:
+                other = "code" if code_of_run(done) != self.code else "kernel or in another folder"
+                before = f"  ({done.id} is done, with other {other})"
             return f"{self.action:6} {self.name}{before}"
         about = [self.run.id, self.state]
         if self.other_code:
@@ -163,7 +175,7 @@ def parse_grid(known: Mapping[str, Parameter], given: Mapping[str, str]) -> dict
     """
     grid = {}
     for name, text in given.items():
-        counts = not known or (name in known and known[name].type in ("int", "number"))
+        counts = not known or (name in known and known[name].type in ("int", "number", "any"))
         parts = [p for part in _split(text) for p in (_range(name, part) if counts else [part])]
         values = [check_parameters(known, {name: part})[name] for part in parts]
         if len({json.dumps(value) for value in values}) < len(values):
@@ -173,7 +185,7 @@ def parse_grid(known: Mapping[str, Parameter], given: Mapping[str, str]) -> dict
 
 
 def _split(text: str) -> list[str]:
-    found = re.findall(r'("(?:[^"]|"")*"|[^,]*)(?:,|$)', text)[: text.count(",") + 1]
+    found = re.findall(r'("(?:[^"]|"")*"|\[[^\[\]]*\]|[^,]*)(?:,|$)', text)[: text.count(",") + 1]  # [1,2] is one value
     found = found[:-1] if len(found) > 1 and not found[-1] and not text.endswith(",") else found
     return [part[1:-1].replace('""', '"') if len(part) > 1 and part[0] == part[-1] == '"' else part for part in found]
 
@@ -203,11 +215,13 @@ def plan_run(
 
     `resume`: None for a new run; "" for the latest unfinished one with these parameters; else the id or folder of one.
     """
-    path, known, how = _checked_notebook(notebook, how)
+    path, known, how = _checked_notebook(notebook, params, how)
     full = full_parameters(known, params)
     if resume is None:
         return Entry({}, full, "run", None, path, root, how=how)
-    run = _find_resumable(path.stem, full, {name: full[name] for name in params}, root, resume, force)
+    run = _find_resumable(path, how, full, {name: full[name] for name in params}, root, resume, force)
+    if as_before := {name: value for name, value in _last_how(run).items() if value and not how.get(name)}:
+        path, known, how = _checked_notebook(notebook, params, {**how, **as_before})
     try:
         recorded = check_parameters(known, run.params)
     except ParameterError as error:
@@ -223,26 +237,31 @@ def plan_sweep(
     how: Mapping | None = None,
 ) -> list[Entry]:
     """All points of the grid, the last parameter changing fastest, and what is to be done for each; starts nothing."""
-    path, known, how = _checked_notebook(notebook, how)
+    path, known, how = _checked_notebook(notebook, {**(fixed or {}), **given}, how)
     grid = parse_grid(known, given)
     if (count := math.prod(map(len, grid.values()))) > _MOST:
         raise ParameterError(f"the grid has {count} points; at most {_MOST} runs in a sweep")
-    there, code = RunsByParameters(path.stem, root), digest_of(how["code"])
-    entries = []
+    there, entries = RunsByParameters(path.stem, root), []
     for values in itertools.product(*grid.values()):
         point = dict(zip(grid, values, strict=True))
         full = full_parameters(known, {**(fixed or {}), **point})
         varied = {name: value for name, value in point.items() if len(grid[name]) > 1}
         same = there.with_parameters(full)
-        action, run = _action(same, code)
+        action, run = _action(same, path, how)
         before = _last_done(same) if action == "run" else None
         entries.append(Entry(varied, full, action, run, path, root, there=there, how=how, done_before=before))
     return entries
 
 
-def _checked_notebook(notebook: str, how: Mapping | None) -> tuple[Path, dict[str, Parameter], Mapping]:
+def _checked_notebook(notebook: str, given: Mapping, how: Mapping | None) -> tuple[Path, dict[str, Parameter], Mapping]:
     path, how = find_notebook(notebook), how or {}
     known = notebook_parameters(path)
+    if not known and (cells := assigned_in_cells(path, given)):
+        name, cell = next(iter(cells.items()))
+        raise ParameterError(
+            f"parameter {name!r}: code cell {cell} of {path} assigns it, so a given value would be lost; tag the cell with the "
+            "defaults `parameters` (in JupyterLab: the property inspector, Cell Tags)"
+        )
     check_kernel(path, how.get("kernel"))
     if (cwd := how.get("cwd")) and not os.path.isdir(cwd):
         raise ParameterError(f"--cwd {cwd}: no such folder")
@@ -282,16 +301,43 @@ class RunsByParameters:
         return self._runs.get(_key(params), [])
 
 
-def _action(runs: Sequence[Run], code: str) -> tuple[str, Run | None]:
+def _last_how(run: Run) -> dict[str, str | None]:
+    """Kernel and folder that a run was last executed with; None for those of the notebook."""
+    last = run.executions[-1]["notebook"] if run.executions else {}
+    path, cwd = last.get("path"), last.get("cwd")
+    return {"kernel": last.get("kernel"), "cwd": None if path and cwd == str(Path(path).parent) else cwd}
+
+
+def _elsewhere(run: Run, notebook: Path, how: Mapping) -> str:
+    """What distinguishes a run's last execution: another notebook of that name, or another kernel or folder; empty for none.
+
+    A notebook that was moved, or a copy with the same code, is no other.
+    """
+    path = run.executions[-1]["notebook"].get("path") if run.executions else None
+    if path and path != str(notebook) and os.path.exists(path) and code_of_run(run) != digest_of(how["code"]):
+        return f"was executed from {path}, and goes on with {notebook}"
+    own_folder = str(notebook.parent)
+    for name, before in _last_how(run).items() if run.executions else ():
+        now = how.get(name) if how.get(name) != own_folder else None
+        if now != before:
+            own = "the notebook's own"
+            return f"was executed with --{name} {before or own}, and goes on with {now or own}"
+    return ""
+
+
+def _action(runs: Sequence[Run], notebook: Path, how: Mapping) -> tuple[str, Run | None]:
     """What to do where these runs, oldest first, have the same parameters: the best of them decides, of equals the newest.
 
-    What other code has done, of another notebook of that name or of one that was changed since, is not done.
+    What other code has done, of another notebook of that name or of one that was changed since, or in another folder, is not
+    done.
     """
     newest = {}
     for run in runs:
         try:
             action = _ACTIONS[run.status["state"]]
-            if action != "skip" or code_of_run(run) == code:
+            if _elsewhere(run, notebook, how):
+                continue
+            if action != "skip" or code_of_run(run) == digest_of(how["code"]):
                 newest[action] = run
         except (RunError, OSError) as error:
             warn_user(f"not taken into account: {error}")
@@ -329,7 +375,10 @@ def _absolute(value, parameter: Parameter | None):
     return os.path.abspath(value) if paths or "/" in value or Path(value).suffix else value
 
 
-def _find_resumable(notebook: str, full: dict, given: dict, root: Path | None, resume: str, force: bool) -> Run:
+def _find_resumable(
+    path: Path, how: Mapping, full: dict, given: dict, root: Path | None, resume: str, force: bool
+) -> Run:
+    notebook = path.stem
     if resume:
         named = [r for r in list_runs(root, notebook) if resume in (r.id, f"{notebook}/{r.id}")]
         if not named and not os.path.isdir(resume):
@@ -347,7 +396,9 @@ def _find_resumable(notebook: str, full: dict, given: dict, root: Path | None, r
                 raise ParameterError(f"parameter {name}={value!r}: the run to resume has {recorded.get(name)!r}")
     else:
         same = RunsByParameters(notebook, root).with_parameters(full)
+        asked = {name: value for name, value in how.items() if name in ("kernel", "cwd") and value}
         found = [r for r in same if r.status["state"] in ("interrupted", "failed")]
+        found = [r for r in found if not _elsewhere(r, path, {**_last_how(r), **asked, "code": how["code"]})]
         if not found:
             states = ", ".join(f"{r.id} ({r.status['state']})" for r in same) or "none"
             others = _unfinished_with(given, list_runs(root, notebook))

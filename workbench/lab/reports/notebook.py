@@ -28,6 +28,9 @@ _ERROR_BANNER = "papermill-error-cell-tag"
 _MOST_LINES = 12  # of a stream that is not folded
 
 
+_ACTIVE = re.compile(r"<(?:script|iframe|video|audio|object|embed)\b", re.I)  # what a page does not run or load
+
+
 @dataclasses.dataclass
 class Section:
     """What stands under one `## ` heading."""
@@ -36,12 +39,27 @@ class Section:
     blocks: list[Markup] = dataclasses.field(default_factory=list)
 
 
+def _by_heading(source: str) -> list[str]:
+    """Markdown, cut before each heading of the first two levels; a `#` within a block of code is none."""
+    parts, fence = [""], ""
+    for line in source.splitlines(keepends=True):
+        if mark := re.match(r" {0,3}(`{3,}|~{3,})(.*)", line):
+            if not fence:
+                fence = mark[1]
+            elif mark[1].startswith(fence) and not mark[2].strip():
+                fence = ""
+        if not fence and re.match(r"#{1,2} ", line):
+            parts.append("")
+        parts[-1] += line
+    return parts
+
+
 def read_notebook(run: Run, damaged: list[str] | None = None) -> dict | None:
-    """`executed.ipynb`, or while the run goes on `executing.ipynb`; None when neither is there, whole and below 100 MB.
+    """`executing.ipynb` while the run goes on or where it was cut off, else `executed.ipynb`; None without one below 100 MB.
 
     `damaged` gets a sentence for each that is there and cannot be shown.
     """
-    for name in ("executed.ipynb", "executing.ipynb"):
+    for name in ("executing.ipynb", "executed.ipynb"):
         try:
             notebook = json.loads(read_text(run.path / name, _MOST_READ))
             if isinstance(notebook, dict) and isinstance(notebook.get("cells"), list):
@@ -100,7 +118,7 @@ class Notebook:
             self._code(cell, tags)
 
     def _markdown(self, source: str) -> None:
-        for part in re.split(r"^(?=#{1,2} )", source, flags=re.M):
+        for part in _by_heading(source):
             if heading := re.match(r"(#{1,2}) (.*)\n?", part):
                 title = shortened(heading[2].strip(), _MOST_TITLE, change=self.hide)
                 if heading[1] == "#" and not self.title:
@@ -140,10 +158,12 @@ class Notebook:
         if kind == "error":
             return self._traceback(output)
         if WIDGET in data:
-            self.controls += 1
-            return Markup('<p class="note">An interactive control stood here; it works in JupyterLab only.</p>')
+            return self._interactive()
         if "text/html" in data:
-            html = self._foreign(text_of(data["text/html"]))
+            source = text_of(data["text/html"])
+            html = self._foreign(source)
+            if _ACTIVE.search(source) and not re.sub(r"<(?!img\b)[^>]*>", "", html).strip():
+                return self._interactive()
             if not self.figure and (found := re.search(r'src="(data:image/png;base64,[A-Za-z0-9+/=]+)"', html)):
                 self.figure = found[1]
             return html
@@ -152,10 +172,18 @@ class Notebook:
                 return self._image(mime, short, text_of(data[mime]), output)
         if "text/markdown" in data:
             return self._as_markdown(text_of(data["text/markdown"]))
+        if "text/latex" in data:
+            return self._as_markdown(text_of(data["text/latex"]))
+        if "application/json" in data:
+            return self._pre(json.dumps(data["application/json"], indent=1, ensure_ascii=False))
         if "text/plain" in data:
             return self._pre(terminal_text(text_of(data["text/plain"])))
         kinds = shortened(", ".join(map(str, data)) or str(kind), _MOST_TITLE, change=self.hide)
         return Markup('<p class="note">An output of type {} is not shown.</p>').format(visible(kinds))
+
+    def _interactive(self) -> Markup:
+        self.controls += 1
+        return Markup('<p class="note">An interactive control stood here; it works in JupyterLab only.</p>')
 
     def _stream(self, text: str, name: str) -> Markup:
         """A short text as it is; a long one, and what libraries say on stderr, folded under its number of lines."""

@@ -64,11 +64,14 @@ def build_sweep_report(
             )
     if left_out:
         sections["Not in the figure"] = "".join(f"<p>{html.escape(line)}</p>" for line in left_out)
-    assignments = [f"{k}={v}" for k, v in ({k: _one_value(v) for k, v in (fixed or {}).items()} | dict(given)).items()]
+    constant = {k: _one_value(v) for k, v in (fixed or {}).items()}
+    others = " ".join(f"{k}={v}" for k, v in constant.items() if k not in given)
+    digest = f"-{hashlib.sha256(others.encode()).hexdigest()[:8]}" if others else ""  # of a grid with other constants
+    assignments = [f"{k}={v}" for k, v in (constant | dict(given)).items()]
     return build_comparison(
         runs,
-        folder / f"{_file_name(hide(name), grid, hide)}.html",
-        title=f"Sweep of {name}: {grid or 'defaults'}",
+        folder / f"{_file_name(hide(name), grid, hide)}{digest}.html",
+        title=f"Sweep of {name}: {grid or 'defaults'}{f' ({hide(others)})' if 0 < len(others) <= 80 else ''}",
         outcome=_outcome(entries),
         sections=sections,
         command=command_line("sweep", notebook, assignments),
