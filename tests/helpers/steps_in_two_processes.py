@@ -11,6 +11,7 @@ import json
 import sys
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import torch
 import trl
@@ -91,6 +92,14 @@ class OwnBaseline(KeepsRewards):
         return output | {"advantages": own - own.mean()}
 
 
+class OtherQuantile(trl.GRPOTrainer):
+    """Takes the quantile of entropies with its own, made smaller, in the place of the other process's."""
+
+    def get_high_entropy_mask(self, *args):
+        with mock.patch.object(self.accelerator, "gather", lambda entropies: torch.cat([entropies, 0.8 * entropies])):
+            return super().get_high_entropy_mask(*args)
+
+
 class WeightsApart(TrainerCallback):
     """Moves a bias of the second process by a little."""
 
@@ -111,6 +120,8 @@ CASES: dict[str, dict[str, Any]] = {
     "a reward model": {"funcs": (length, str(preference_model()))},
     "distillation": TWO | {"make": make_distillation},
     "means of micro-batches": TWO | {"make": make_distillation, "cls": MicroBatchMeans},
+    "a quantile of entropies": {"top_entropy_quantile": 0.3},
+    "other quantile": {"top_entropy_quantile": 0.3, "cls": OtherQuantile},
     "own tokens": {"cls": OwnTokens},
     "one seed": SPREAD | {"cls": OneSeed},
     "other baseline": {"cls": OtherBaseline, "beta": 0.1},

@@ -144,6 +144,26 @@ def assert_equal_to_trl(rows, settings, accumulation=2, items=23.0):
         assert slopes == pytest.approx(by_entropy[i, : len(slopes)], abs=1e-12)
 
 
+@pytest.mark.parametrize("others", [[], [0.01] * 40, [5.0] * 40])
+def test_a_quantile_over_all_processes_is_trls_own(others, monkeypatch):
+    """With entropies of another process that are all lower or higher TRL keeps all or hardly any of these tokens."""
+
+    def gather(self, value):
+        return torch.cat([value, torch.tensor(others)]) if value.dim() else value
+
+    monkeypatch.setattr(OneProcess, "gather", gather)
+    rows, settings = made_rows(), LossSettings(loss_type="grpo", top_entropy_quantile=0.5)
+    value, by_logp, _ = loss_of_trl(rows, settings, 2, 23.0)
+    counted = np.concatenate([row.entropies[row.mask > 0] for row in rows])
+    threshold = float(torch.quantile(torch.tensor([*counted, *others]).float(), 0.5))
+    got = grpo_loss(rows, settings, 2, 23.0, 1 / 2, threshold)
+    assert got.value == pytest.approx(value, abs=1e-12)
+    for i, slopes in enumerate(got.slopes):
+        assert slopes == pytest.approx(by_logp[i, : len(slopes)], abs=1e-12)
+    alone = grpo_loss(rows, settings, 2, 23.0, 1 / 2)
+    assert (alone.value == got.value) == (not others)
+
+
 @pytest.mark.parametrize("options", OPTIONS)
 @pytest.mark.parametrize("loss_type", LOSSES)
 def test_loss_and_slopes_are_trls_own(loss_type, options):

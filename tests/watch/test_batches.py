@@ -309,7 +309,7 @@ def test_a_file_without_whole_rows_cannot_be_told(tmp_path):
         for name in (*new_in_row, "sampled_logps", "correction"):
             del row[name]
     for micro in content["step"]["micro_batches"]:
-        for name in ("completion_ids", "completion_mask", "generation", "entropy_coef"):
+        for name in ("completion_ids", "completion_mask", "generation", "entropy_coef", "entropy_threshold"):
             del micro[name]
     path.write_bytes(gzip.compress(json.dumps(content | {"format": 1}).encode()))
     batches = replay_step(path)["batches"]

@@ -930,6 +930,7 @@ FAULTS_OF_SEVERAL = {  # processes -> where each lies
     "not averaged, step 2": "gradient",
     "weights apart, step 2": "update",
     "other rank": "rewards",
+    "other quantile": "loss",
 }
 
 

@@ -254,6 +254,7 @@ def grpo_loss(
     accumulation: int = 1,
     items: float | None = None,
     share: float = 1.0,
+    entropy_threshold: float | None = None,
 ) -> Loss:
     """GRPO's loss of one micro-batch, and its slope at each token.
 
@@ -264,6 +265,8 @@ def grpo_loss(
         items: tokens that count in the whole generation batch, over all processes; the divisor of `dapo`, `cispo` and
             `vespo`. By default those of this micro-batch.
         share: of these tokens, what falls to one micro-batch of one process: 1 / (processes * steps_per_generation).
+        entropy_threshold: the entropy from which on `top_entropy_quantile` keeps tokens, over all processes. By default that
+            of this micro-batch.
 
     Returns:
         The loss, as it goes into the gradient.
@@ -279,10 +282,10 @@ def grpo_loss(
     """
     s = settings
     if s.loss_type == "gmpo":  # TRL has a trainer for it
-        return gmpo_loss(rows, s, accumulation)
+        return gmpo_loss(rows, s, accumulation, entropy_threshold)
     high = s.epsilon if s.epsilon_high is None else s.epsilon_high
     weights = token_weights(rows, s, accumulation, items, share)
-    chosen = _high_entropy(rows, s.top_entropy_quantile)
+    chosen = _high_entropy(rows, s.top_entropy_quantile, entropy_threshold)
     value, flat, slopes, ratios = 0.0, 0.0, [], []
     for row, weight, kept in zip(rows, weights, chosen, strict=True):
         old = row.logps if row.old_logps is None else row.old_logps
@@ -391,13 +394,15 @@ def rloo_loss(
     return Loss(value, slopes, ratios, flat=flat)
 
 
-def gmpo_loss(rows: Sequence[LossRow], settings: LossSettings, accumulation: int = 1) -> Loss:
+def gmpo_loss(
+    rows: Sequence[LossRow], settings: LossSettings, accumulation: int = 1, entropy_threshold: float | None = None
+) -> Loss:
     """GMPO's loss of one micro-batch: each row has the geometric mean of its tokens' ratios, clipped one by one.
 
     Source: 2507.20673, and TRL's `GMPOTrainer`.
 
     Args:
-        rows, accumulation: as in `grpo_loss`.
+        rows, accumulation, entropy_threshold: as in `grpo_loss`.
         settings: `epsilon` and `epsilon_high` limit the log of a ratio. `beta` and `top_entropy_quantile` are read too.
 
     Returns:
@@ -412,7 +417,7 @@ def gmpo_loss(rows: Sequence[LossRow], settings: LossSettings, accumulation: int
     s = settings
     high = s.epsilon if s.epsilon_high is None else s.epsilon_high
     value, flat, slopes, ratios = 0.0, 0.0, [], []
-    for row, kept in zip(rows, _high_entropy(rows, s.top_entropy_quantile), strict=True):
+    for row, kept in zip(rows, _high_entropy(rows, s.top_entropy_quantile, entropy_threshold), strict=True):
         log_ratio = row.logps - (row.logps if row.old_logps is None else row.old_logps)
         limited = np.where(
             np.asarray(row.advantage) > 0, np.minimum(log_ratio, high), np.maximum(log_ratio, -s.epsilon)
@@ -526,14 +531,14 @@ def _vespo_weight(row: LossRow, difference: Row, s: LossSettings) -> Any:
     return np.exp(scale + k * log_w - scale * np.exp(log_w))
 
 
-def _high_entropy(rows: Sequence[LossRow], quantile: float) -> list[Row]:
+def _high_entropy(rows: Sequence[LossRow], quantile: float, threshold: float | None) -> list[Row]:
     """1 for tokens among the `quantile` with the highest entropy of a micro-batch."""
     if quantile >= 1.0:
         return [np.ones_like(row.mask) for row in rows]
     counted = np.concatenate([row.entropies[row.mask > 0] for row in rows])
     if not len(counted):
         return [np.zeros_like(row.mask) for row in rows]
-    threshold = np.quantile(counted, 1 - quantile)
+    threshold = np.quantile(counted, 1 - quantile) if threshold is None else threshold
     return [((row.entropies * row.mask >= threshold) & (row.mask > 0)).astype(float) for row in rows]
 
 

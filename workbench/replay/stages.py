@@ -33,7 +33,7 @@ from .rounding import (
     row_rounding,
     spread_rounding,
 )
-from .step import SampledRow, Step, Turn, all_loss_rows
+from .step import MicroRows, SampledRow, Step, Turn, all_loss_rows
 
 
 @dataclass(frozen=True)
@@ -418,7 +418,8 @@ def losses_of(step: Step) -> list[Loss | None]:
     counted = _counted_tokens(step, accumulation, window)
     found: list[Loss | None] = []
     for number, micro in enumerate(step.micro_batches):
-        if any(row.logps is None for row in micro.rows) or _needs_other_entropies(step) or _without_definition(step):
+        unknown = _needs_other_entropies(step, micro) or _without_definition(step)
+        if any(row.logps is None for row in micro.rows) or unknown:
             found.append(None)
         elif step.kind == "RLOO":
             settings = step.loss_settings()
@@ -428,13 +429,14 @@ def losses_of(step: Step) -> list[Loss | None]:
             settings = step.loss_settings()
             if micro.entropy_coef is not None:
                 settings = dataclasses.replace(settings, entropy_coef=micro.entropy_coef)
-            found.append(grpo_loss(micro.rows, settings, accumulation, items, share))
+            found.append(grpo_loss(micro.rows, settings, accumulation, items, share, micro.entropy_threshold))
     return found
 
 
-def _needs_other_entropies(step: Step) -> bool:
-    """Say whether the loss takes a quantile of entropies of which other processes have a part."""
-    return step.kind == "GRPO" and step.processes > 1 and step.settings.get("top_entropy_quantile", 1.0) < 1
+def _needs_other_entropies(step: Step, micro: MicroRows) -> bool:
+    """Say whether the loss takes a quantile of entropies of which other processes have a part that is not known."""
+    of_all = step.kind == "GRPO" and step.processes > 1 and step.settings.get("top_entropy_quantile", 1.0) < 1
+    return of_all and micro.entropy_threshold is None
 
 
 def _without_definition(step: Step) -> str:
@@ -499,7 +501,7 @@ def check_loss(step: Step, losses: Sequence[Loss | None]) -> Stage:
         return Stage("loss", "cannot tell", f"loss_type {unknown!r} has no definition here")
     if not known or len(known) < len(losses):
         cause = "the trainer computes its loss elsewhere (Liger, or a method of its own)"
-        if _needs_other_entropies(step):
+        if any(_needs_other_entropies(step, micro) for micro in step.micro_batches):
             cause = (
                 "top_entropy_quantile is of the entropies of all processes, and those of the others are not known here"
             )

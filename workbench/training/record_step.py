@@ -44,6 +44,7 @@ class MicroBatch:
     generation: int = -1  # whose rows they are, of those taken down
     entropy_coef: float | None = None  # that the trainer adapts and this loss took
     others: tuple = ()  # what the scoring returns behind log-probs and entropies, as a router's loss
+    entropy_threshold: float | None = None  # from which on tokens of any process are in the loss, of several processes
 
 
 @dataclass
@@ -161,6 +162,7 @@ def record_step(
                     raise
         finish_update(trainer, record)
         record.tokens = _tokens_of_all(trainer, record)
+        _find_entropy_thresholds(trainer, record)
         if trainer.accelerator.num_processes > 1:
             states = gather_object([record.drawn_from])
             record.drawn_alike = bool(record.drawn_from) and states.count(record.drawn_from) > 1
@@ -172,6 +174,18 @@ def _tokens_of_all(trainer: Any, record: StepRecord) -> list[float]:
     """Count the tokens in the loss of each generation together with the other processes, which all come here."""
     counts = [loss_mask_of(output).sum().float() for output in record.outputs]
     return [float(trainer.accelerator.reduce(count, "sum")) for count in counts]
+
+
+def _find_entropy_thresholds(trainer: Any, record: StepRecord) -> None:
+    """Take the quantile of entropies (`top_entropy_quantile`) with the other processes, which all come here."""
+    share = getattr(trainer, "top_entropy_quantile", 1.0)
+    own = [(micro.entropies, loss_mask_of(micro.inputs).bool()) for micro in record.micro_batches]
+    if trainer.accelerator.num_processes == 1 or share >= 1 or any(entropies is None for entropies, _ in own):
+        return
+    everyone = gather_object([[entropies[mask].float().cpu() for entropies, mask in own if entropies is not None]])
+    for micro, parts in zip(record.micro_batches, zip(*everyone, strict=True), strict=True):
+        entropies = torch.cat(parts)
+        micro.entropy_threshold = float(torch.quantile(entropies, 1 - share)) if len(entropies) else 0.0
 
 
 def _unlike_weights(policy: torch.nn.Module) -> list[str]:
@@ -235,6 +249,7 @@ def record_without_dropout(trainer: Any, record: StepRecord) -> StepRecord:
         if is_sharded(model):  # whose weights are whole here, so that a backward pass averages nothing
             average_gradients(policy_of(trainer))
         _take_gradients(trainer, policy_of(trainer), again)
+        _find_entropy_thresholds(trainer, again)
     return again
 
 

@@ -403,6 +403,7 @@ def micro_rows(micro: MicroBatch, pad: int | None) -> MicroRows:
         completion_mask=whole_masks,
         generation=micro.generation,
         entropy_coef=micro.entropy_coef,
+        entropy_threshold=micro.entropy_threshold,
     )
 
 
