@@ -16,8 +16,8 @@ OWN = ["a reference", "a reward model", "bf16, sent in float32", "distillation"]
 # Rows of which one process has another number than the other, an adapter, and a fault of each stage that needs the weights.
 OF_EACH_DAY = ["masked", "bf16, LoRA", "RLOO", *OWN, "gradient", "lost to bf16", "dropout", "evaluations"]
 
-# Advantages that are normalized, and entropies that are ranked, over all processes: one does not know those of the others.
-UNKNOWN = {"RLOO": ["advantages"], "fields of the loss": ["loss", "gradient"]}
+# Advantages that are normalized over all processes, whose rewards have a KL: one process does not know that of the others.
+UNKNOWN = {"RLOO": ["advantages"]}
 
 
 def checked(tmp_path, names):
