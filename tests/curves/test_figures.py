@@ -290,7 +290,7 @@ def test_a_caption_names_the_windows_of_runs_of_other_lengths():
     assert "its centred mean over 1 to 20 steps," in short
 
 
-def test_steps_further_apart_than_the_window_are_not_called_a_mean():
+def test_steps_further_apart_than_the_window_are_no_mean():
     every_ten = [Curve(f"seed {n}", np.arange(10, 401, 10), [0.0, n] * 20, "p") for n in (1, 2)]
     assert "centred mean" not in show_curves({"a": every_ten}, title="T", window=15).caption
 

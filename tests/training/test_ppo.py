@@ -258,7 +258,7 @@ def test_trls_own_stop_fields_are_refused(train, fields, message):
         train("run", StopSpec(), **fields)
 
 
-def test_a_stop_that_pads_complete_or_texts_for_prompts_are_refused(tmp_path):
+def test_a_stop_of_pads_and_texts_for_prompts_are_refused(tmp_path):
     """Rows that a pad's text had stopped counted as never stopped, each with the penalty."""
     path = resolve_model("search")
     tokenizer = AutoTokenizer.from_pretrained(path, padding_side="left")
@@ -424,7 +424,7 @@ def test_reward_objects_stay_the_users_and_are_numbered(tmp_path):
     assert run.completions.columns.isin(["Weighted", "Weighted_2"]).sum() == 2
 
 
-def test_an_error_of_a_ppo_reward_keeps_its_type_and_closes_files(tmp_path):
+def test_an_error_of_a_reward_keeps_its_type_and_closes_files(tmp_path):
     def breaks(completions, **_):
         raise ConnectionError("no server")
 

@@ -54,7 +54,7 @@ def started(path: str, root: Path) -> subprocess.Popen:
 
 
 @pytest.mark.slow
-def test_what_children_of_a_kernel_print_is_hidden_and_there_once(notebook, tmp_path):
+def test_what_children_of_a_kernel_print_is_hidden_and_once(notebook, tmp_path):
     """Their lines stood in log.txt as they were, and once more without the secret."""
     token = "HF_TOKEN=hf_abcdefghijklmnopqrst2"
     echo = f"subprocess.run('echo child {token}; echo err {token} >&2', shell=True)"

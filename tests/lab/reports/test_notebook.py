@@ -83,7 +83,7 @@ def test_cells_and_controls_are_counted_papermills_banner_is_not():
     assert "works in JupyterLab only" in notebook.sections[0].blocks[1]
 
 
-def test_an_output_that_a_page_cannot_run_is_said_and_formulas_and_json_shown():
+def test_a_page_says_what_it_cannot_run_and_shows_formulas():
     def shown(**data):
         notebook = read(v4.new_code_cell("x", outputs=[v4.new_output("display_data", data=data)]))
         return notebook.controls, notebook.sections[0].blocks[-1]
