@@ -59,7 +59,7 @@ def test_what_children_of_a_kernel_print_is_hidden_and_once(notebook, tmp_path):
     token = "HF_TOKEN=hf_abcdefghijklmnopqrst2"
     echo = f"subprocess.run('echo child {token}; echo err {token} >&2', shell=True)"
     path = notebook(
-        f"import os, subprocess, time\n{echo}\nos.write(1, b'raw HF_TOKEN=hf_abcdefghijklmnopqrst4\\n')\ntime.sleep(1)"
+        f"import os, subprocess, time\n{echo}\nos.write(1, b'raw HF_TOKEN=hf_abcdefghijklmnopqrst4\\n')\ntime.sleep(3)"
     )
     process = workbench("sweep", path, "-p", "seed=1,2", "--runs-dir", tmp_path / "runs")
     for run in list_runs(tmp_path / "runs"):
@@ -71,7 +71,7 @@ def test_what_children_of_a_kernel_print_is_hidden_and_once(notebook, tmp_path):
 @pytest.mark.slow
 def test_a_dying_kernels_last_words_are_in_the_log(notebook, tmp_path):
     path = notebook(
-        "import os, time\nos.write(2, b'HF_TOKEN=hf_abcdefghijklmnopqrst2 bad luck\\n')\ntime.sleep(1)\nos._exit(3)"
+        "import os, time\nos.write(2, b'HF_TOKEN=hf_abcdefghijklmnopqrst2 bad luck\\n')\ntime.sleep(3)\nos._exit(3)"
     )
     workbench("sweep", path, "-p", "seed=1,2", "--runs-dir", tmp_path / "runs")
     (run, _) = list_runs(tmp_path / "runs")
