@@ -82,7 +82,10 @@ def test_a_copy_that_counts_its_steps_from_zero_is_found():
     y = np.random.default_rng(0).normal(size=60)
     from_zero = Curve("a log", range(60), y, "points")
     for pair in ((from_zero, curve(y)), (curve(y), from_zero)):
-        assert v.same_table(*pair).word == v.COPY and "where steps are counted from" in v.same_table(*pair).why
+        assert (
+            v.same_table(*pair).word == v.COPY
+            and "where one of them counts its steps from 0" in v.same_table(*pair).why
+        )
     logged = load_baseline("w3ng-qwen2.5-1.5b-tldr-grpo").curve()
     (first,) = (one for one in beginnings() if one.run == "w3ng-qwen2.5-1.5b-tldr-grpo" and one.metric == "reward")
     moved = dataclasses.replace(logged, x=logged.x - 1, y=logged.y.round(2))

@@ -10,8 +10,9 @@ from numpy.typing import ArrayLike
 from ..errors import ParameterError
 
 PLACES = ("end", "centre")
-FIFTHS = ("first", "second", "third", "fourth", "last")  # of a run
-WHOLE = 0.9  # of the step that half of a group's runs reach: one that ended before is not its like
+FIFTHS = ("first", "second", "third", "fourth", "last")  # the five equal parts of a run's steps
+# A run counts as whole if it reaches this share of the last step that half of its group reach.
+WHOLE = 0.9
 
 
 @dataclasses.dataclass(frozen=True)

@@ -134,7 +134,7 @@ def _same_numbers(one: Curve, other: Curve, by: int) -> Verdict:
         return Verdict(
             UNCLEAR, f"{len(mine)} points differ by no more than rounding to {rounding:.2g}", float(away.max())
         )
-    counted = f" where steps are counted from {'one' if by > 0 else 'zero'}" if by else ""
+    counted = ", where one of them counts its steps from 0" if by else ""
     return Verdict(word, f"{len(mine)} points differ by at most {away.max():.2g}{counted}", float(away.max()))
 
 

@@ -64,9 +64,8 @@ class MicroRows:
     completion_mask: list[np.ndarray] | None = None  # of each row, as long as its `completion_ids`
     generation: int | None = None  # whose rows they are, from 0; -1: of one that nobody took down
     entropy_coef: float | None = None  # that the trainer adapts; None: the setting's
-    entropy_threshold: float | None = (
-        None  # of `top_entropy_quantile` over all processes; None: not known, or of one process
-    )
+    # The entropy from which on `top_entropy_quantile` keeps tokens, over all processes. None with one process, or if not known.
+    entropy_threshold: float | None = None
 
 
 @dataclass(frozen=True)

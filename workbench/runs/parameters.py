@@ -135,7 +135,7 @@ def _parsed(source: str) -> Mapping[str, Parameter]:
 
 
 def _declares(node: ast.stmt) -> bool:
-    """Whether a statement gives one name a value, and does nothing else."""
+    """Say whether a statement only assigns a value to one name."""
     match node:
         case ast.AnnAssign(target=ast.Name()) | ast.Assign(targets=[ast.Name()]):
             return True

@@ -191,17 +191,18 @@ class Engine(NBClientEngine):
             "stderr_file": display,
         }
         # Jupyter picks free ports before its kernel binds them: of runs that start together another may take one first.
-        for attempts_left in (2, 1, 0):
+        attempts = 3
+        while True:
+            attempts -= 1
             lines: collections.deque[str] = collections.deque(maxlen=40)
             try:
                 with keeping(lines) as stream:
                     return _Client(nb_man, **options).execute(**start, stdout=stream, stderr=stream)
             except RuntimeError as error:  # DeadKernelError is one
-                if "died before replying" not in str(error) or not attempts_left:
+                if "died before replying" not in str(error) or not attempts:
                     if lines:
                         display.write(f"the kernel's last lines:\n{hide_tokens(''.join(lines))}")
                     raise
-        raise AssertionError("not reached")
 
 
 @contextlib.contextmanager

@@ -309,7 +309,7 @@ def _last_how(run: Run) -> dict[str, str | None]:
 
 
 def _elsewhere(run: Run, notebook: Path, how: Mapping) -> str:
-    """What distinguishes a run's last execution: another notebook of that name, or another kernel or folder; empty for none.
+    """Say how a run's last execution differs from the planned one: another notebook, kernel or folder; empty if it does not.
 
     A notebook that was moved, or a copy with the same code, is no other.
     """

@@ -66,7 +66,8 @@ def build_sweep_report(
         sections["Not in the figure"] = "".join(f"<p>{html.escape(line)}</p>" for line in left_out)
     constant = {k: _one_value(v) for k, v in (fixed or {}).items()}
     others = " ".join(f"{k}={v}" for k, v in constant.items() if k not in given)
-    digest = f"-{hashlib.sha256(others.encode()).hexdigest()[:8]}" if others else ""  # of a grid with other constants
+    # The same grid with other constants is another sweep, with a page of its own.
+    digest = f"-{hashlib.sha256(others.encode()).hexdigest()[:8]}" if others else ""
     assignments = [f"{k}={v}" for k, v in (constant | dict(given)).items()]
     return build_comparison(
         runs,
