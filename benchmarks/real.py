@@ -52,7 +52,7 @@ MODEL = "smollm2"  # the parameter of the runs that are stored
 # How results begin that are about toys or about TRL, whatever model a run trains: they would stand under the model's name.
 OF_OTHERS = {
     "03_position_ids_and_padding": (
-        "Llama and Qwen are",
+        "Llama and Qwen with plain",
         "Pads move Llama and Qwen",
         "Pads move a random GPT-2",
         "Pads move a value",

@@ -11,7 +11,7 @@ import pytest
 from conftest import NOTEBOOKS, ROOT, call
 from trl_version import HAS_PPO
 
-from benchmarks import pads_in_the_loss
+from benchmarks import dose, pads_in_the_loss
 from tools.api import listed
 from workbench.audit.check import RULES
 from workbench.audit.report import audit_run
@@ -206,6 +206,19 @@ def test_the_code_that_notebooks_end_with_runs(mine, tmp_path, monkeypatch):
             exec(compile(code, f"notebook {number}", "exec"), mine(number))
 
 
+def test_readme_says_what_masking_costs_at_a_third_of_eos():
+    result = json.loads((ROOT / "data/measured/dose.json").read_text())
+    rows = dose.trained(result)
+    rows = rows[(rows["examples"] == 1) & (rows["untagged"] == 0)]
+    used, could = rows[rows["way"] == "masked"][["of these with a gradient", "steps whose rewards differ"]].sum()
+    numbers = re.findall(r"[-+]\d\.\d+", dose.masked_less_unmasked(rows))
+    points = [round(100 * float(number)) for number in numbers]
+    assert [rows["seed"].nunique(), 0.3 < rows["dose"].iloc[0] < 0.36] == [5, True]
+    readme = " ".join(README.read_text().split())
+    assert f"masked stock TRL has a gradient in {used} of {could} such steps" in readme
+    assert "five pairs end {} points ({} to {}) higher with masking".format(*points) in readme
+
+
 def test_lead_figure_says_what_was_recorded():
     readme = " ".join(README.read_text().split())
     names = ("stock-trl-masked", "stock-trl-unmasked", "workbench-masked")
@@ -214,11 +227,10 @@ def test_lead_figure_says_what_was_recorded():
     counts = {name: tuple(map(sum, zip(*map(useful_steps, arm), strict=True))) for name, arm in seeds.items()}
     used, could = counts[names[0]]
     steps = sum(len(seed["grad_norm"].dropna()) for seed in seeds[names[0]])
-    assert (
-        f"took {steps} steps (five seeds of 30). In {could} of them some prompt's completions differed in reward"
-        in readme
-    )
-    assert f"only {used} of these {could} had a gradient" in readme
+    assert f"In {could} of {steps} steps of stock TRL with masking some prompt's completions differ in reward" in readme
+    assert f"{used} of these {could} have a gradient" in readme
+    plain, own = ("{} of {}".format(*counts[name]) for name in names[1:])
+    assert f"Without masking {plain} have one, in the workbench, which masks only what was cut, {own}." in readme
     assert all(used == could for used, could in list(counts.values())[1:])
     assert (
         "; ".join(f"{one.recorded['arm']}, {{}} of {{}}".format(*counts[name]) for name, one in arms.items()) in readme
@@ -227,15 +239,14 @@ def test_lead_figure_says_what_was_recorded():
     masked, unmasked, ours = (f"{ends[0]:.0%} to {ends[-1]:.0%}" for ends in right.values())
     (untrained,) = {f"{seed['right'].dropna().iloc[0]:.0%}" for arm in seeds.values() for seed in arm}
     asked = {len(answers) for one in arms.values() for answers in one.recorded["answers"].values()}
-    assert f"model answers {untrained} of {max(asked)} held-out questions right" in readme and len(asked) == 1
     assert (
-        f"trained with masking {masked}, without it (orange) {unmasked}, with masking in the workbench (green) {ours}"
-        in readme
+        f"Of {max(asked)} questions that are not trained, {untrained} are answered right" in readme and len(asked) == 1
     )
-    gain, less = (held_out_gain(arms[a], arms[b]) for a, b in ((names[2], names[0]), (names[1], names[2])))
+    assert f"{masked} by stock TRL with masking, {unmasked} without (orange), {ours} by the workbench" in readme
+    gain, less = (held_out_gain(arms[a], arms[b]) for a, b in ((names[1], names[0]), (names[1], names[2])))
     points = [[round(100 * value) for value in (one.estimate, one.low, one.high)] for one in (gain, less)]
-    assert "That is {} points (95%: {} to {}) more than stock TRL with masking".format(*points[0]) in readme
-    assert "and {} ({} to {}) fewer than without".format(*points[1]) in readme
+    assert "ends {} points (95%: {} to {}) above itself with masking".format(*points[0]) in readme
+    assert "and {} ({} to {}) above the workbench".format(*points[1]) in readme
     assert gain.above(0)[0] and "5 seeds" in gain.about and "five a colour" in readme
     assert [len(arm) for arm in seeds.values()] == [5, 5, 5]
     assert "masked-stops" in audit_run(ROOT / "data/audit/masked_stops_gemma.jsonl").problems

@@ -48,6 +48,13 @@ def test_a_masked_run_shows_its_cause_first_a_healthy_one_none(capsys, tmp_path)
     assert "WARNING false-clipping" in out
 
 
+def test_no_rule_asks_for_a_clipped_ratio_that_is_there(capsys, tmp_path):
+    _, out, _ = audit(capsys, state(tmp_path / "sick", logged(masked=True)), "--json")
+    asked = {one["rule"]: one["advice"] for one in json.loads(out)["findings"]}
+    for rule in ("never-stops", "true-clipping", "reward-is-ending"):
+        assert "the logged clipped ratio is false" in asked[rule]
+
+
 def test_json_is_an_object_a_run_with_every_rule(capsys, tmp_path):
     sick, well = state(tmp_path / "sick", logged(masked=True)), state(tmp_path / "well", logged())
     code, out, _ = audit(capsys, sick, well, "--json")

@@ -1,12 +1,15 @@
+import contextlib
 import dataclasses
 
 import pytest
 
 from workbench import StopSpec, length_reward
 from workbench.errors import ParameterError, TrainingStopped
+from workbench.experiments import arms as arms_module
 from workbench.experiments.arms import Arm, train_arms
 from workbench.experiments.recipes import Recipe
-from workbench.runs.files import read_json
+from workbench.experiments.train import open_folder, training_record
+from workbench.runs.files import read_json, write_json
 
 SMALL = Recipe(max_steps=3, num_generations=2, per_device_train_batch_size=4, max_completion_length=8, save_steps=1)
 ARM = Arm(SMALL, length_reward(20))
@@ -58,6 +61,24 @@ def test_an_interrupted_arm_goes_on_from_its_last_step(tmp_path, capsys):
     assert words == ["trained"] and calls == [4, 4, 4]
     assert "step 3/3" in (folder / "log.txt").read_text()
     assert runs["a"][0].metrics["step"].tolist() == [1, 2, 3]
+
+
+@pytest.mark.parametrize("wrong", [{"learnin_rate": 1.0}, {"num_generations": 3}])
+def test_an_arm_that_cannot_train_is_named_before_any_trains(tmp_path, wrong):
+    """It was found at its turn, after the arms before it had trained, and the error did not say whose it was."""
+    with pytest.raises(ParameterError, match=f"^arm 'second': .*{next(iter(wrong))}"):
+        train_arms({"first": ARM, "second": dataclasses.replace(ARM, options=wrong)}, out_dir=tmp_path, seeds=[0])
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_finished_arm_needs_nothing_of_a_training(tmp_path, monkeypatch, capsys):
+    """Such as vLLM, where a folder of runs is opened on another machine."""
+    recipe = dataclasses.replace(SMALL, backend="vllm", seed=1)
+    open_folder(tmp_path / "a" / "seed-1", training_record("GRPOTrainer", recipe, reward_funcs=length_reward(20)))
+    write_json(tmp_path / "a" / "seed-1" / "progress.json", {"step": 3, "max_steps": 3, "finished": True})
+    monkeypatch.setattr(arms_module, "make_config", lambda *_, **__: pytest.fail("asked"))
+    monkeypatch.setattr(arms_module, "sharing_engines", contextlib.nullcontext)
+    assert trained({"a": Arm(recipe, length_reward(20))}, tmp_path, capsys, seeds=[1])[1] == ["there already"]
 
 
 def test_arms_of_one_folder_and_repeated_seeds_are_refused(tmp_path):

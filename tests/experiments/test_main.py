@@ -5,8 +5,10 @@ import time
 import pytest
 
 from workbench.errors import ParameterError
+from workbench.experiments import __main__ as experiments_main
 from workbench.experiments.__main__ import main, parse_fields
-from workbench.runs.files import read_json
+from workbench.runs.files import read_json, write_text
+from workbench.runs.results import results_of
 from workbench.runs.run import load_run
 from workbench.runs.stop_request import request_stop
 
@@ -28,6 +30,19 @@ def test_bad_fields_are_refused(item, message):
 def test_a_server_without_vllm_is_refused(tmp_path):
     with pytest.raises(ParameterError, match="backend=vllm"):
         main(["--out", str(tmp_path), "--vllm-server", "http://127.0.0.1:1"])
+
+
+@pytest.mark.parametrize(("logged", "confirmed"), [([1, 2, 3], True), ([1, 3], False), ([1, 2, 2, 3], False)])
+def test_a_step_that_was_not_logged_is_noticed(tmp_path, monkeypatch, logged, confirmed):
+    """Steps that were missing counted as logged exactly once."""
+
+    def train(recipe, *, record_dir, **_):
+        write_text(record_dir / "metrics.jsonl", "".join(f'{{"step": {n}, "reward": 1.0}}\n' for n in logged))
+
+    monkeypatch.setattr(experiments_main, "train", train)
+    main(["--out", str(tmp_path / "05_grpo_docs_example" / "one"), "-p", "max_steps=3"])
+    (once,) = results_of(load_run(tmp_path / "05_grpo_docs_example" / "one").result)
+    assert once.holds is confirmed
 
 
 def launched(out, steps: int) -> list[str]:

@@ -1,5 +1,7 @@
 import dataclasses
 import json
+from importlib.machinery import ModuleSpec
+from pathlib import Path
 
 import pytest
 from conftest import need
@@ -7,7 +9,18 @@ from datasets import Dataset
 from trl_version import HAS_PPO
 
 from workbench.errors import MissingDependencyError, ParameterError
-from workbench.experiments.recipes import DOCS, STARTER, Recipe, grpo_config, load_prompts, make_recipe, resolve_model
+from workbench.experiments import recipes
+from workbench.experiments.recipes import (
+    DOCS,
+    STARTER,
+    STARTERS,
+    Recipe,
+    grpo_config,
+    load_prompts,
+    make_recipe,
+    resolve_model,
+    vllm_fields,
+)
 from workbench.training.rows import has_gpu
 
 OURS = {"model", "dataset", "backend", "lora_rank"}
@@ -104,6 +117,27 @@ def test_the_vllm_back_end_samples_in_process(tmp_path, monkeypatch):
         assert grpo_config(make_recipe(model, backend="vllm"), tmp_path).vllm_max_model_length == length
 
 
+def test_vllm_keeps_room_for_a_long_completion(monkeypatch):
+    """It cut completions of a limit of 400 tokens at 256 less the prompt, and said nothing."""
+    monkeypatch.setattr(recipes, "find_spec", lambda name: ModuleSpec(name, None, origin="there"))
+    monkeypatch.setenv("VLLM_CPU_KVCACHE_SPACE", "1")
+    monkeypatch.setenv("VLLM_LOGGING_LEVEL", "ERROR")
+
+    def length(model, limit):
+        return vllm_fields(make_recipe(model, backend="vllm", max_completion_length=limit)).get("vllm_max_model_length")
+
+    assert [length("starter", limit) for limit in (64, 128, 400)] == [256, 256, 512]
+    assert [length("smollm2", limit) for limit in (16, 600)] == [1024, None]  # None for all that the model takes
+    with pytest.raises(ParameterError, match=r"^max_completion_length=512: expected less than 512, the positions"):
+        length("search", 512)
+
+
+def test_embedded_models_have_the_positions_that_recipes_say():
+    for model in STARTERS:
+        config = json.loads((Path(resolve_model(model)) / "config.json").read_text())
+        assert config.get("max_position_embeddings", config.get("n_positions")) == recipes._POSITIONS
+
+
 # --- models --------------------------------------------------------------------------------------------------------
 
 
@@ -175,6 +209,15 @@ def test_a_local_data_set_in_the_hub_s_format_is_read(tmp_path, save):
     assert data["prompt"] == [row["prompt"] for row in ROWS]
     if save is as_jsonl:
         assert load_prompts(str(tmp_path), split="test")["prompt"] == ["test"]
+
+
+def test_data_of_one_part_has_no_other_split(tmp_path):
+    """The training rows came back as the held-out ones."""
+    for name in ("starter", "starter-chat", "search", str(as_one_file(tmp_path))):
+        with pytest.raises(ParameterError, match=f"^split='test': dataset='{name}' has one part; expected 'train'"):
+            load_prompts(name, "test")
+    with pytest.raises(ParameterError, match="split='no-such'"):
+        load_prompts("sums", "no-such")
 
 
 def test_a_conversational_prompt_keeps_its_messages(tmp_path):

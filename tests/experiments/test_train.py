@@ -1,7 +1,9 @@
 import inspect
+import json
 import os
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from functools import partial
 from importlib.util import find_spec
 from types import ModuleType
 
@@ -10,14 +12,23 @@ import pytest
 import torch
 from conftest import need, write_run
 from ppo_parts import HAS_PPO, needs_ppo, train_ppo
+from tokenizers.processors import TemplateProcessing
 from trainers import OURS
-from transformers import TrainerCallback
+from transformers import (
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    BitsAndBytesConfig,
+    GenerationConfig,
+    PreTrainedTokenizerFast,
+    TrainerCallback,
+)
 
 from workbench import GRPOTrainer, StopSpec, exact_match_reward, length_reward
 from workbench.errors import ParameterError, RunError
-from workbench.experiments import train
+from workbench.experiments import HeldOut, train
 from workbench.experiments.arms import Arm, train_arms
 from workbench.experiments.recipes import Recipe, grpo_config, load_prompts, resolve_model
+from workbench.experiments.sampling import TransformersSampler
 from workbench.experiments.train import (
     _OWN_OPTIONS,
     is_finished,
@@ -185,6 +196,58 @@ def test_only_the_same_record_at_its_last_step_is_finished(record, tmp_path):
     assert record != RECORD and not is_finished(tmp_path, record)
 
 
+def ends_at(number):
+    def rollout(prompts, trainer):
+        return prompts[:number]
+
+    return rollout
+
+
+def quantized(**fields):
+    return {"quantization_config": BitsAndBytesConfig(load_in_8bit=True, **fields)}
+
+
+PAIRS = [  # two makers of an option, which JSON has no form for
+    (lambda: {"model_init_kwargs": {"dtype": torch.bfloat16}}, lambda: {"model_init_kwargs": {"dtype": torch.float32}}),
+    (lambda: {"model_init_kwargs": quantized()}, lambda: {"model_init_kwargs": quantized(llm_int8_threshold=5.0)}),
+    (lambda: {"rollout_func": ends_at(1)}, lambda: {"rollout_func": ends_at(2)}),
+    (lambda: {"rollout_func": partial(ends_at, 1)}, lambda: {"rollout_func": partial(ends_at, 2)}),
+    (lambda: {"generation": GenerationConfig(top_k=3)}, lambda: {"generation": GenerationConfig(top_k=4)}),
+]
+
+
+@pytest.mark.parametrize(("one", "another"), PAIRS)
+def test_options_without_a_json_form_are_told_apart(tmp_path, one, another):
+    """Only the kind of thing was recorded: a training in float32 counted as one in bfloat16."""
+    open_folder(tmp_path, other(**one()))
+    write_json(tmp_path / "progress.json", {"step": 2, "max_steps": 2, "finished": True})
+    assert is_finished(tmp_path, other(**one())) and not is_finished(tmp_path, other(**another()))
+
+
+def test_options_are_recorded_as_by_earlier_versions():
+    """A training that one of them finished is found again."""
+    given = {
+        "beta": 0.1,
+        "model_init_kwargs": {"dtype": "float32"},
+        "generation_kwargs": {"stop": ["a"], "min_p": None},
+    }
+    assert other(**given)["overrides"] == given
+    need(find_spec("peft"), "PEFT")
+    from peft import LoraConfig
+
+    config = LoraConfig(
+        r=4, target_modules=["up_proj", "down_proj"], task_type="CAUSAL_LM", modules_to_save=["lm_head"]
+    )
+    fields = {
+        "r": 4,
+        "target_modules": ["down_proj", "up_proj"],
+        "task_type": "CAUSAL_LM",
+        "modules_to_save": ["lm_head"],
+    }
+    assert other(peft_config=config)["overrides"]["peft_config"].items() >= ({"kind": "LoraConfig"} | fields).items()
+    assert other(peft_config=config)["overrides"]["peft_config"].keys() <= {"kind", "peft_type", *fields}
+
+
 def test_stops_in_a_trainers_own_form_are_recorded_as_a_spec():
     assert other(stops=["a", 5])["stops"] == other(stops=StopSpec(stop=("a",), stop_token_ids=(5,)))["stops"]
 
@@ -324,6 +387,59 @@ def test_lora_rank_of_a_recipe_trains_an_adapter(tmp_path):
     config = made.model.peft_config["default"]
     assert (config.r, config.lora_alpha) == (4, 8)
     assert {"q_proj", "down_proj"} <= {name.rpartition(".")[2] for name in config.target_modules}
+
+
+def with_bos(folder) -> str:
+    """The starter with a tokenizer that puts a BOS in front of texts, and a template whose texts begin with one."""
+    AutoModelForCausalLM.from_pretrained(resolve_model("starter")).save_pretrained(folder)
+    plain = AutoTokenizer.from_pretrained(resolve_model("starter"))
+    core = plain.backend_tokenizer
+    made = PreTrainedTokenizerFast(tokenizer_object=core, eos_token=plain.eos_token, pad_token=plain.pad_token)
+    made.bos_token = made.pad_token
+    bos = (made.bos_token, made.bos_token_id)
+    made.backend_tokenizer.post_processor = TemplateProcessing(single=f"{bos[0]} $A", special_tokens=[bos])
+    made.chat_template = (
+        "{{ bos_token }}{% for m in messages %}{{ m.role }} {{ m.content }}{{ eos_token }}{% endfor %}"
+        "{% if add_generation_prompt %}assistant {% endif %}"
+    )
+    made.save_pretrained(folder)
+    return str(folder)
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:prompts are plain strings")
+@pytest.mark.parametrize("chat", [True, False])
+def test_prompts_of_ppo_and_held_out_are_those_of_grpo(tmp_path, monkeypatch, chat):
+    """Messages had two BOS, that of the template and that of the tokenizer."""
+    texts = ["a b", "the"]
+    rows = [{"prompt": [{"role": "user", "content": text}] if chat else text} for text in texts * 2]
+    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    recipe = replace(SMALL, model=with_bos(tmp_path / "model"), dataset=str(tmp_path / "rows.jsonl"))
+    grpo = make_trainer(GRPOTrainer, recipe, reward_funcs=length_reward(20), record_dir=tmp_path / "grpo")
+    tokenizer, asked = grpo.processing_class, []
+    ids = grpo._tokenize_prompts([row["prompt"] for row in rows])[0]
+    assert [row.count(tokenizer.bos_token_id) for row in ids] == [1] * 4 and ids[0][0] == tokenizer.bos_token_id
+    sample = TransformersSampler.sample
+    monkeypatch.setattr(TransformersSampler, "sample", lambda *given: asked.append(given[1]) or sample(*given))
+    look = HeldOut(rows, length_reward(20), [0], StopSpec(), 4)
+    look.on_train_begin(grpo.args, grpo.state, None, model=grpo.model, processing_class=tokenizer)
+    assert asked == [ids]
+    if HAS_PPO:
+        ppo = make_trainer(OURS["PPO"], recipe, reward_funcs="random weights", record_dir=tmp_path / "ppo")
+        assert ppo.train_dataset["input_ids"] == ids
+
+
+@pytest.mark.slow
+@needs_ppo
+def test_ppo_trains_a_bf16_checkpoint_in_fp32(tmp_path):
+    """As GRPO does: transformers 5 loads weights in the dtype in which they are stored."""
+    model = AutoModelForCausalLM.from_pretrained(resolve_model("starter"), dtype=torch.bfloat16)
+    model.save_pretrained(tmp_path / "model")
+    AutoTokenizer.from_pretrained(resolve_model("starter")).save_pretrained(tmp_path / "model")
+    recipe = replace(SMALL, model=str(tmp_path / "model"))
+    made = make_trainer(OURS["PPO"], recipe, reward_funcs="random weights", record_dir=tmp_path)
+    models = (made.policy_model, made.ref_model, made.value_model, made.reward_model)
+    assert {weight.dtype for model in models for weight in model.parameters()} == {torch.float32}
 
 
 @needs_ppo

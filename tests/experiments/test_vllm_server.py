@@ -92,6 +92,28 @@ def test_an_engine_of_a_long_window_gets_a_cache_for_it(monkeypatch):
     assert ["num_gpu_blocks_override" in options for options in asked] == [False, False, True]
 
 
+def test_an_engine_is_shared_only_by_those_who_ask_for_the_same(monkeypatch):
+    """Who asked for a longer window, or another dtype, got the first engine of the path all the same."""
+    need(find_spec("vllm"), "vLLM")
+    monkeypatch.setattr("vllm.LLM", lambda **options: SimpleNamespace(generate=None, asked=options))
+    monkeypatch.setattr(vllm_server_module, "_engines", {})
+    shared = vllm_server_module.shared_engine
+    first = shared("model", max_model_len=256, logprobs_mode="processed_logprobs")
+    # As TRL asks, with batches of other sizes; and who asks for nothing.
+    of_trl = {"max_model_len": 256, "logprobs_mode": "processed_logprobs", "tensor_parallel_size": 1, "seed": 0}
+    of_trl |= {"quantization": None, "trust_remote_code": False, "enable_sleep_mode": False, "model_impl": "vllm"}
+    of_trl |= {"distributed_executor_backend": "external_launcher", "max_num_batched_tokens": 4096}
+    for size in (4, 8):
+        assert shared(model="model", gpu_memory_utilization=0.3, max_num_seqs=size, **of_trl) is first
+    assert shared("model") is first and shared("other", max_model_len=256) is not first
+    others = [{"max_model_len": 512}, {"max_model_len": None}, {"dtype": "bfloat16"}, {"logprobs_mode": "raw_logprobs"}]
+    others += [{"model_impl": "transformers"}, {"hf_overrides": {"num_hidden_layers": 1}}]
+    for other in others:
+        made = shared("model", **of_trl | other)
+        assert made is not first and made.asked.items() >= other.items()
+        assert shared("model", **of_trl | other) is made
+
+
 def test_an_interrupt_drops_the_shared_engines(monkeypatch):
     """In the middle of a weight sync it leaves an engine that no later trainer can sync."""
     need(find_spec("vllm"), "vLLM, whose engine trainers of one path share")

@@ -137,6 +137,20 @@ def test_a_notebook_without_a_runner_owns_its_run_and_ends_it(tmp_path, monkeypa
     assert run.status["state"] == "done"
 
 
+def test_a_run_taken_without_a_runner_has_the_parameters_of_now(tmp_path, monkeypatch):
+    """A real model was reported as a toy, because the folder's first execution was of one."""
+    run = create_run("nb", {"model": "starter", "seed": 1, "interactive": False}, tmp_path)
+    opened = open_run("nb", str(run.path), {"model": "starter", "seed": 1})
+    assert opened.toy and opened.params == {"model": "starter", "seed": 1, "interactive": False}  # the same: as it was
+    save_result(opened, [Result("it ran", True)])
+    with monkeypatch.context() as patched:
+        patched.setattr(run_module.lock, "works_for_runner", lambda folder: True)
+        assert open_run("nb", str(run.path), {"model": "my/model", "seed": 1}).toy  # what the runner wrote counts
+    opened = open_run("nb", str(run.path), {"model": "my/model", "seed": 1})
+    assert not opened.toy and opened.params == {"model": "my/model", "seed": 1}
+    lock.let_go(run.path)
+
+
 def test_a_folder_counts_as_a_run_only_once_its_status_is_there(tmp_path, monkeypatch):
     seen, plain = [], write_json
 

@@ -5,7 +5,7 @@ import pytest
 import torch
 from conftest import daily
 from generation_cases import specs
-from ppo_parts import PPOTrainer, ppo_config, ppo_trainer
+from ppo_parts import PPOTrainer, ppo_config, ppo_trainer, train_ppo
 from samples import text_logprob, until_seen
 from transformers import (
     AutoModelForCausalLM,
@@ -277,6 +277,16 @@ def test_a_stop_of_pads_and_texts_for_prompts_are_refused(tmp_path):
             PPOTrainer(args, tokenizer, policy, None, None, data, values, reward_funcs=length_reward(), stops=stops)
 
 
+def test_fewer_prompts_than_an_update_takes_are_refused(tmp_path):
+    """TRL's PPO looked for a full batch for ever."""
+    few = tmp_path / "few.jsonl"
+    few.write_text("".join(f'{{"prompt": "p{n}"}}\n' for n in range(7)))
+    recipe = make_recipe("search", dataset=str(few), max_steps=1, per_device_train_batch_size=4, num_generations=2)
+    recipe = dataclasses.replace(recipe, gradient_accumulation_steps=2)
+    with pytest.raises(ParameterError, match=r"^train_dataset: 7 prompts, and an update takes 8 "):
+        train_ppo(recipe, record_dir=tmp_path / "run")
+
+
 # --- reward functions ------------------------------------------------------------------------------------------------
 
 
@@ -475,7 +485,9 @@ def test_the_warning_of_lost_updates_points_to_its_line(tmp_path):
     tokenizer = AutoTokenizer.from_pretrained(path, padding_side="left")
     policy, reference = (AutoModelForCausalLM.from_pretrained(path, dtype=torch.bfloat16) for _ in range(2))
     values = AutoModelForSequenceClassification.from_pretrained(path, num_labels=1, dtype=torch.bfloat16)
-    data = load_prompts("starter").select(range(8)).map(lambda row: tokenizer(row["prompt"]), remove_columns=["prompt"])
+    data = (
+        load_prompts("starter").select(range(16)).map(lambda row: tokenizer(row["prompt"]), remove_columns=["prompt"])
+    )
     args = ppo_config(dataclasses.replace(RECIPE, learning_rate=1e-6), tmp_path)
     rest = {"reward_funcs": length_reward(), "train_dataset": data, "value_model": values}
     with pytest.warns(UserWarning, match="by rounding") as caught:

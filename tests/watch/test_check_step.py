@@ -106,7 +106,7 @@ def test_a_reward_of_the_prompt_alone_gives_no_gradient(tmp_path):
     "advantage, mask, slope, cause",
     [
         (0.0, 1.0, 0.0, "no row of this batch has an"),
-        (1.0, 1.0, 1.0, "no weight that trains moves"),
+        (1.0, 1.0, 1.0, "none of the 2 tensors that train gets a gradient"),
         (1.0, 0.0, 0.0, "no token is in the loss"),
         (1.0, 1.0, 0.0, "is beyond the clip"),
     ],
@@ -115,7 +115,8 @@ def test_a_loss_without_a_gradient_says_what_is_known(advantage, mask, slope, ca
     rows = [LossRow(np.zeros(1), advantage, np.full(1, mask))]
     step = SimpleNamespace(kind="GRPO", micro_batches=[SimpleNamespace(rows=rows)])
     losses = [Loss(0.0, [np.full(1, slope)], [np.ones(1)])]
-    judge = SimpleNamespace(step=step, losses=losses, gradients={}, record=SimpleNamespace(gradients={}, problem=""))
+    record, policy = SimpleNamespace(gradients={}, problem=""), torch.nn.Linear(1, 1)
+    judge = SimpleNamespace(step=step, losses=losses, gradients={}, record=record, policy=policy)
     assert cause in Judge._compared_gradient(judge, Stage("loss", "same")).cause
 
 
@@ -268,6 +269,8 @@ SCORERS = {
     "an object in a partial": lambda: [length, functools.partial(Asked(), scale=0.5), asked],
     "a reward model": lambda: [length, judging(), vowels],
 }
+if not hasattr(trl.trainer.utils, "is_async_callable"):  # an older TRL awaits no object: its training fails
+    del SCORERS["an object in a partial"]
 
 
 @pytest.mark.parametrize("judges", daily(SCORERS, "asynchronous", "a reward model"))

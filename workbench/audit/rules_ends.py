@@ -171,7 +171,7 @@ def never_stops(log: Log) -> Finding:
     true = truncated_share(log)
     if true is None:
         lacks = "Log completions/clipped_ratio or val/num_eos_tokens, or give completions."
-        return _all_of_one_length(log) or unknown(lacks)
+        return _all_of_one_length(log) or unknown(_FALSE if log.disputed else lacks)
     late, open_ = quarters(true)[1], false_clipping(log).verdict == CANNOT_TELL
     if np.nanmean(true) < _ALL and not (open_ and late >= 0.95):
         return absent(f"{1 - np.nanmean(true):.1%} of the completions stop.")

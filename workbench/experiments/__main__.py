@@ -54,7 +54,8 @@ def main(argv: list[str] | None = None) -> int:
             torch.distributed.destroy_process_group()
     if run:
         reward = run.metrics["reward"]
-        once = Result("every step was logged exactly once", run.metrics["step"].is_unique)
+        steps = list(range(1, recipe.max_steps + 1))
+        once = Result("every step was logged exactly once", list(run.metrics["step"]) == steps)
         numbers = {"reward, last 20 steps": reward[-20:], "reward, first 3 steps": reward[:3]}
         save_result(run, [once], {name: float(steps.mean()) for name, steps in numbers.items()})
     return 0

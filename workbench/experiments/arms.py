@@ -17,7 +17,7 @@ from ..training.recording import attach_recorder
 from ..training.rows import Generation, RecordsRows, stopped_for_trl
 from ..training.sync_on_cpu import install_cpu_sync
 from .recipes import Recipe
-from .train import as_started, check_reward, is_finished, train, training_record
+from .train import as_started, check_reward, is_finished, make_config, train, training_record
 from .vllm_server import sharing_engines
 
 
@@ -80,7 +80,8 @@ def train_arms(arms: Mapping[str, Arm], *, out_dir: Path, seeds: Iterable[int]) 
     what a training prints itself goes to the `log.txt` of its folder.
 
     Raises:
-        ParameterError: a seed that is there twice, or names of arms that give one folder; before anything is trained.
+        ParameterError: a seed that is there twice, names of arms that give one folder, or, with the arm's name, a setting that
+            its trainer does not take; before anything is trained.
     """
     seeds = list(seeds)
     if len(set(seeds)) < len(seeds):
@@ -89,26 +90,50 @@ def train_arms(arms: Mapping[str, Arm], *, out_dir: Path, seeds: Iterable[int]) 
     for place in folders.values():
         if len(alike := [name for name in arms if folders[name] == place]) > 1:
             raise ParameterError(f"arms {alike}: both would train in {place}; rename one, by letters or digits")
+    trainings = [
+        (name, seed, Path(out_dir) / folders[name] / f"seed-{seed}")
+        for number, seed in enumerate(seeds)
+        for name, arm in arms.items()
+        if arm.seeds is None or number < arm.seeds
+    ]
+    for name, seed, folder in trainings:
+        try:
+            _check(arms[name], seed, folder)
+        except TypeError as error:  # of a config that has no such field
+            raise ParameterError(
+                f"arm {name!r}: {error}; expected options of `train` or fields of that config"
+            ) from error
+        except ValueError as error:
+            raise ParameterError(f"arm {name!r}: {error}") from error
     runs: dict[str, list[Run]] = {name: [] for name in arms}
     vllm = any(arm.recipe.backend == "vllm" for arm in arms.values())
     with sharing_engines() if vllm else contextlib.nullcontext():
-        for number, seed in enumerate(seeds):
-            for name, arm in arms.items():
-                if arm.seeds is not None and number >= arm.seeds:
-                    continue
-                folder = Path(out_dir) / folders[name] / f"seed-{seed}"
-                print(f"{name}, seed {seed}: {_train(arm, seed, folder)}", flush=True)
-                runs[name].append(Run(folder))
+        for name, seed, folder in trainings:
+            print(f"{name}, seed {seed}: {_train(arms[name], seed, folder)}", flush=True)
+            runs[name].append(Run(folder))
     return runs
 
 
-def _train(arm: Arm, seed: int, folder: Path) -> str:
+def _asked(arm: Arm, seed: int, folder: Path) -> tuple[Recipe, dict, bool]:
+    """The recipe and what else `train` is asked, checked as far as records go; and whether the folder holds it, finished."""
     recipe = dataclasses.replace(arm.recipe, seed=seed)
     asked = {"reward_funcs": arm.reward_funcs, "stops": arm.stops, **arm.options}
     record = as_started(folder, training_record(arm.trainer.__name__, recipe, **asked))
     same_reward = asked.get("same_reward", False)
     check_reward(folder, record, same_reward)
-    if is_finished(folder, record, same_reward):
+    return recipe, asked, is_finished(folder, record, same_reward)
+
+
+def _check(arm: Arm, seed: int, folder: Path) -> None:
+    recipe, asked, finished = _asked(arm, seed, folder)
+    if not finished:  # what is there already needs no vLLM any more
+        of_train = ("reward_funcs", "monitor_every", "same_reward")
+        make_config(arm.trainer, recipe, folder, **{name: asked[name] for name in asked if name not in of_train})
+
+
+def _train(arm: Arm, seed: int, folder: Path) -> str:
+    recipe, asked, finished = _asked(arm, seed, folder)
+    if finished:
         return "there already"
     folder.mkdir(parents=True, exist_ok=True)
     with (folder / "log.txt").open("a", encoding="utf-8") as log, contextlib.redirect_stdout(log):

@@ -1,15 +1,17 @@
-"""Greedy answers to held-out questions while a trainer trains, on either back end: what it learnt, without sampling noise."""
+"""Answers to held-out questions while a trainer trains, on either back end: what its weights have learnt, whatever samples."""
 
+import dataclasses
+import hashlib
 import json
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from transformers import TrainerCallback
-from trl import maybe_apply_chat_template
 
 from ..generation.stops import StopSpec
-from ..runs.files import json_lines, write_text
+from ..runs.files import json_lines, jsonable, write_text
+from ..training.rewards import describe_reward
 from .sampling import Sampling, TransformersSampler, generate
 
 FILE = "held_out.jsonl"
@@ -27,7 +29,7 @@ class HeldOut(TrainerCallback):
     """Answers held-out questions while a trainer trains, one line of `held_out.jsonl` for each question at each look.
 
     The file is in the folder above the trainer's `output_dir`. A look changes neither weights nor random state. If a resumed
-    training repeats a step, the lines of that step are replaced.
+    training repeats a step, the lines of that step are replaced. For `train` another `HeldOut` makes another training.
 
     Args:
         rows: questions, with `prompt` and the columns that the reward reads. If empty, there is no look.
@@ -35,11 +37,33 @@ class HeldOut(TrainerCallback):
         looks: steps after which to look; 0 is before training.
         stops: when completions end.
         limit: most tokens of a completion.
+        temperature: 0 answers greedily, without sampling noise; above it each look draws with one and the same seed.
     """
 
-    def __init__(self, rows: Sequence[Mapping], reward: Any, looks: Collection[int], stops: StopSpec, limit: int):
+    def __init__(
+        self,
+        rows: Sequence[Mapping],
+        reward: Any,
+        looks: Collection[int],
+        stops: StopSpec,
+        limit: int,
+        temperature: float = 0.0,
+    ):
         self.rows, self.reward, self.looks, self.stops = list(rows), reward, set(looks), stops
-        self.sampling = Sampling(limit, temperature=0)
+        self.sampling = Sampling(limit, temperature=temperature, seed=0)
+
+    def describe(self) -> dict:
+        """Return what a training's record says of it: two that are equal here leave the same lines in `held_out.jsonl`."""
+        rows = json.dumps(jsonable(self.rows), sort_keys=True, default=str)
+        return {
+            "questions": len(self.rows),
+            "rows": hashlib.sha256(rows.encode()).hexdigest()[:12],
+            "looks": sorted(self.looks),
+            "stops": dataclasses.asdict(StopSpec.of(self.stops)),
+            "limit": self.sampling.max_completion_length,
+            "temperature": self.sampling.temperature,
+            "reward": describe_reward(self.reward),
+        }
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **of_trainer: Any) -> None:
         if not state.global_step:
@@ -53,10 +77,9 @@ class HeldOut(TrainerCallback):
         if not self.rows or step not in self.looks or not state.is_world_process_zero:
             return
         prompts = [row["prompt"] for row in self.rows]
-        texts = [maybe_apply_chat_template({"prompt": prompt}, processing_class)["prompt"] for prompt in prompts]
         training = model.training
         model.eval()
-        made = generate(TransformersSampler(model, processing_class), texts, stops=self.stops, sampling=self.sampling)
+        made = generate(TransformersSampler(model, processing_class), prompts, stops=self.stops, sampling=self.sampling)
         model.train(training)
         completions = [one.completion for one in made]
         columns = {name: [row[name] for row in self.rows] for name in self.rows[0] if name != "prompt"}

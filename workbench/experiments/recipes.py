@@ -18,6 +18,7 @@ from .tasks import TASKS, task_rows
 BACKENDS = ("transformers", "vllm")
 _COUNTS = ("max_steps", "max_completion_length", "per_device_train_batch_size", "save_steps")
 _LEAST = dict.fromkeys((*_COUNTS, "gradient_accumulation_steps"), 1) | {"num_generations": 2, "lora_rank": 0, "seed": 0}
+_POSITIONS = 512  # of each embedded model
 _KINDS: dict[type, type] = {int: numbers.Integral, float: numbers.Real, str: str}
 
 
@@ -164,8 +165,17 @@ def vllm_fields(recipe: Recipe) -> dict:
             "backend='vllm': vLLM is not installed; use backend='transformers' or install it with `make install`"
         )
     fields: dict = {"use_vllm": True, "vllm_mode": "colocate"}
-    if recipe.model in STARTERS or recipe.dataset in TASKS:  # else vLLM keeps room for all that a model takes
-        fields["vllm_max_model_length"] = 256 if recipe.model in STARTERS else 1024
+    completion = recipe.max_completion_length
+    if recipe.model in STARTERS:
+        if completion >= _POSITIONS:
+            raise ParameterError(
+                f"max_completion_length={completion}: expected less than {_POSITIONS}, the positions that {recipe.model} has "
+                "for a prompt and its completion"
+            )
+        # vLLM cuts completions at what is left behind the prompt, and says nothing.
+        fields["vllm_max_model_length"] = 256 if completion <= 128 else _POSITIONS
+    elif recipe.dataset in TASKS and completion <= 512:  # else vLLM keeps room for all that a model takes
+        fields["vllm_max_model_length"] = 1024
     if not has_gpu():  # the CPU build takes a large share of RAM by default (GiB), and logs every step
         os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", "1")
         os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
@@ -208,6 +218,7 @@ def resolve_model(model: str) -> str:
     return model
 
 
+_OF_ONE_PART = ("starter", "starter-chat", "search")
 _FILES = {".jsonl": "json", ".json": "json", ".csv": "csv", ".parquet": "parquet"}
 
 
@@ -217,14 +228,20 @@ def load_prompts(dataset: str, split: str = "train"):
     Args:
         dataset: `starter`, `starter-chat` (its prompts as messages, for a model with a chat template), `search`, `sums`,
             `number-words`, a hub id, or a local folder or `.jsonl`, `.json`, `.csv` or `.parquet` file.
-        split: which part of a hub data set, a folder, `sums` or `number-words` (`test` has their held-out questions).
+        split: which part of a hub data set, a folder, `sums` or `number-words` (`test` has their held-out questions). The
+            others have one part, `train`.
 
     Raises:
-        ParameterError: no such path, no `prompt` column, or no rows.
+        ParameterError: no such path or part, no `prompt` column, or no rows.
         MissingDependencyError: a hub id that cannot be reached.
     """
     from datasets import Dataset, load_dataset
 
+    if split != "train" and (dataset in _OF_ONE_PART or os.path.isfile(dataset)):
+        raise ParameterError(
+            f"split={split!r}: dataset={dataset!r} has one part; expected 'train', which is all of it. For held-out questions "
+            "name a file of their own, or a folder with a file for each part"
+        )
     if dataset in ("starter", "starter-chat"):
         from .toys.starter import starter_corpus
 

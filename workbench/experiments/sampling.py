@@ -1,7 +1,7 @@
 """Rollouts in one form, from transformers or from vLLM in this process, with one rule for all ends."""
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 from unittest import mock
 
@@ -200,9 +200,21 @@ class VLLMSampler:
         return rows
 
 
+def prompt_text(tokenizer: Any, prompt: str | Sequence[Mapping]) -> str:
+    """Return the text of a prompt: messages as the chat template renders them, ready for an answer."""
+    if isinstance(prompt, str):
+        return prompt
+    return tokenizer.apply_chat_template(prompt, add_generation_prompt=True, tokenize=False)
+
+
+def tokenize_prompt(tokenizer: Any, prompt: str | Sequence[Mapping]):
+    """Tokenize a prompt as TRL's GRPO does: a template writes the special tokens itself, so messages get no second BOS."""
+    return tokenizer(prompt_text(tokenizer, prompt), add_special_tokens=isinstance(prompt, str))
+
+
 def generate(
     sampler: TransformersSampler | VLLMSampler,
-    prompts: Sequence[str],
+    prompts: Sequence[str | Sequence[Mapping]],
     *,
     stops: StopSpec | None = None,
     sampling: Sampling | None = None,
@@ -211,7 +223,7 @@ def generate(
 
     Args:
         sampler: a `TransformersSampler` or a `VLLMSampler`.
-        prompts: P texts.
+        prompts: P texts, or prompts as messages for the tokenizer's chat template.
         stops: when completions end; default at every EOS.
         sampling: how to sample.
 
@@ -223,13 +235,14 @@ def generate(
     """
     sampling = sampling or Sampling()
     if not prompts or isinstance(prompts, str):
-        raise ParameterError(f"prompts={prompts!r}: expected a list of at least one text")
+        raise ParameterError(f"prompts={prompts!r}: expected a list of at least one text or list of messages")
     tokenizer = sampler.tokenizer
     rule = StopRule(
         stops or StopSpec(), tokenizer, getattr(sampler, "generation_config", None), sampling.max_completion_length
     )
-    texts = [p for p in prompts for _ in range(sampling.num_generations)]
-    prompt_ids = [tokenizer.encode(p) for p in texts]
+    prompts = [p for p in prompts for _ in range(sampling.num_generations)]
+    texts = [prompt_text(tokenizer, p) for p in prompts]
+    prompt_ids = [tokenize_prompt(tokenizer, p)["input_ids"] for p in prompts]
     if [] in prompt_ids:
         empty = prompt_ids.index([]) // sampling.num_generations
         raise ParameterError(f"prompt {empty} is empty; add text, or set a BOS token in the tokenizer")

@@ -19,17 +19,21 @@ from ..generation.stops import StopSpec
 from ..runs.completions import forget_after
 from ..runs.files import check_links, checkpoints, jsonable, move_aside, read_json
 from ..runs.lock import only_training
+from ..training.fingerprint import fingerprint
 from ..training.grpo import GRPOTrainer, Stops
 from ..training.recording import COMPLETE, Recorder
 from ..training.rewards import describe_reward, unseen_values
 from ..training.rows import is_ppo
 from ..watch.padding_monitor import attach_padding_monitor
 from ..watch.sampler_probe import attach_sampler_probe
+from .held_out import HeldOut, held_out_rewards
 from .recipes import STARTERS, Recipe, common_fields, grpo_config, load_prompts, lora_fields, resolve_model
+from .sampling import tokenize_prompt
 
 # What a trainer takes itself; any other option is a field of its TRL config.
 _OWN_OPTIONS: tuple[str, ...] = ("stops", "explicit_positions", "generation_seed", "share_generation", "callbacks")
 _OWN_OPTIONS += ("peft_config", "record_steps")
+_OWN_OPTIONS_OF_PPO: tuple[str, ...] = ("stops", "callbacks", "peft_config", "reward_weights")
 
 
 def last_checkpoint(folder: Path) -> Path | None:
@@ -41,26 +45,42 @@ def training_record(trainer: str, recipe: Recipe, *, reward_funcs: Any, stops: S
     """Return what `recipe.json` says, in one shape for every trainer; two trainings are the same when it is equal.
 
     Of data, model and reward models that lie on this machine, `contents` has the SHA-256 of the files, so that a file changed
-    in its place makes another training. Every byte is read: a second or two for each GB, once in a process.
+    in its place makes another training. Every byte is read: a second or two for each GB, once in a process. `held_out` has what
+    each `HeldOut` of the callbacks asks; other callbacks are not compared.
 
     Example:
         >>> record = training_record("GRPOTrainer", Recipe(seed=3), reward_funcs="a/model", temperature=0.7)
         >>> record["recipe"]["seed"], record["reward_funcs"][0]["name"], record["overrides"]
         (3, 'a/model', {'temperature': 0.7})
     """
-    several = reward_funcs if isinstance(reward_funcs, list | tuple) else [reward_funcs]
     record = {
         "trainer": trainer,
         # Without LoRA as before recipes had a rank: folders of earlier versions hold the same training.
         "recipe": {k: v for k, v in dataclasses.asdict(recipe).items() if k != "lora_rank" or v},
-        "reward_funcs": [describe_reward(reward) for reward in several],
+        **_functions(reward_funcs, options.get("callbacks")),
         "stops": dataclasses.asdict(StopSpec.of(stops)),
         "overrides": options,
     }
-    paths = (recipe.model, recipe.dataset, *(reward for reward in several if isinstance(reward, str)))
+    paths = (recipe.model, recipe.dataset, *(reward for reward in _several(reward_funcs) if isinstance(reward, str)))
     if contents := {path: found for path in paths if path not in STARTERS and (found := content_hash(path))}:
         record["contents"] = contents
     return json.loads(json.dumps(jsonable(record), default=_recorded))
+
+
+def _several(reward_funcs: Any) -> list | tuple:
+    return reward_funcs if isinstance(reward_funcs, list | tuple) else [reward_funcs]
+
+
+def _functions(reward_funcs: Any, callbacks: Any) -> dict:
+    """What a record says of the reward functions, and of the held-out questions where some are asked."""
+    held_out = [one.describe() for one in callbacks or () if isinstance(one, HeldOut) and one.rows]
+    described: dict = {"reward_funcs": [describe_reward(reward) for reward in _several(reward_funcs)]}
+    return described | ({"held_out": held_out} if held_out else {})
+
+
+def _rewards(record: dict) -> list[dict]:
+    """What a record says of each reward function: those of the training, then those of held-out questions."""
+    return [*record["reward_funcs"], *(one["reward"] for one in record.get("held_out", ()))]
 
 
 def content_hash(path: str) -> str | None:
@@ -89,18 +109,33 @@ def _file_hash(file: Path, size: int, changed: int) -> str:
 
 
 def _recorded(value: Any):
-    """Return what a record says of an option that JSON has no form for: of a LoRA config its fields, else the kind of thing."""
+    """Return what a record says of an option that JSON has no form for.
+
+    Of a config its fields, of a function its name and the hash of its code, of anything else the kind of thing.
+    """
     if isinstance(value, set | frozenset):  # whose order is another in each session
         return sorted(map(str, value))
-    if not dataclasses.is_dataclass(value):
-        return type(value).__name__
-    chosen = {}
-    for field in dataclasses.fields(value):  # a new version of PEFT, and its new fields, make no other training
+    if isinstance(value, torch.dtype):
+        return str(value)
+    kind, chosen = type(value).__name__, {}
+    fields: tuple = ()
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        fields = dataclasses.fields(value)
+    elif callable(value):
+        name = getattr(value, "__name__", kind)
+        return {"name": name, **fingerprint(value, name)}
+    elif not hasattr(value, "to_dict"):
+        return kind
+    for field in fields:  # a new version of PEFT, and its new fields, make no other training
         made = field.default_factory
         default = field.default if made is dataclasses.MISSING else made()
         if field.name != "peft_version" and (given := getattr(value, field.name)) != default:
             chosen[field.name] = given
-    return {"kind": type(value).__name__, **chosen}
+    if hasattr(value, "to_dict"):  # configs of transformers, quantization's among them, whose values are no fields
+        known = {"transformers_version", *(field.name for field in fields)}
+        more = jsonable(value.to_dict())
+        chosen |= {name: given for name, given in more.items() if given is not None and name not in known}
+    return {"kind": kind, **chosen}
 
 
 # Settings that change what is logged and saved, not what is trained.
@@ -117,17 +152,19 @@ _BEFORE: dict[tuple[Path, str], str] = {}
 def as_started(record_dir: Path, record: dict) -> dict:
     """The record with its rewards as they were when this process began to train in the folder, if nobody else changed them."""
     place = record_dir.resolve()
-    rewards = [
-        r | {"code": _BEFORE.get((place, r["code"]), r["code"])} if "code" in r else r for r in record["reward_funcs"]
-    ]
-    return record | {"reward_funcs": rewards}
+
+    def before(part: dict) -> dict:
+        code = part.get("code")
+        return part | {"code": _BEFORE.get((place, code), code)} if isinstance(code, str) else part
+
+    return json.loads(json.dumps(record), object_hook=before)
 
 
-def _note_end(record_dir: Path, record: dict, reward_funcs: Any) -> None:
-    several = reward_funcs if isinstance(reward_funcs, list | tuple) else [reward_funcs]
-    for before, reward in zip(record["reward_funcs"], several, strict=True):
+def _note_end(record_dir: Path, record: dict, reward_funcs: Any, callbacks: Any) -> None:
+    after = _functions(reward_funcs, callbacks)
+    for before, now in zip(_rewards(record), _rewards(after), strict=True):
         if "code" in before:
-            _BEFORE[record_dir.resolve(), describe_reward(reward)["code"]] = before["code"]
+            _BEFORE[record_dir.resolve(), now["code"]] = before["code"]
 
 
 def check_reward(record_dir: Path, record: dict, same_reward: bool) -> None:
@@ -136,8 +173,8 @@ def check_reward(record_dir: Path, record: dict, same_reward: bool) -> None:
     Raises:
         ParameterError: it names the values; `same_reward=True` says that they are as they were.
     """
-    held = last_checkpoint(record_dir / "checkpoints") or read_json(record_dir / "progress.json", {}).get("finished")
-    unseen, before = unseen_values(record["reward_funcs"]), read_json(record_dir / "recipe.json", None)
+    held = last_checkpoint(record_dir / "checkpoints") or _has_finished(record_dir)
+    unseen, before = unseen_values(_rewards(record)), _before(record_dir, record)
     if unseen and held and not same_reward and before is not None and not _different(before, record):
         raise ParameterError(
             f"{record_dir}: holds a training with this reward, but these values of the reward cannot be compared with its own: "
@@ -155,8 +192,8 @@ def open_folder(record_dir: Path, record: dict, same_reward: bool = False) -> No
         return  # of several processes the first one does it
     check_links(record_dir)
     record_dir.mkdir(parents=True, exist_ok=True)
-    path = record_dir / "recipe.json"
-    if different := _different(read_json(path, record), record, same_reward):
+    before = _before(record_dir, record)
+    if before is not None and (different := _different(before, record, same_reward)):
         held = ("recipe.json", "metrics.jsonl", "completions.jsonl", "held_out.jsonl", "progress.json")
         move_aside(
             record_dir,
@@ -168,6 +205,25 @@ def open_folder(record_dir: Path, record: dict, same_reward: bool = False) -> No
     Recorder(record_dir).describe(record)
 
 
+def _before(record_dir: Path, record: dict) -> dict | None:
+    """The record of the training in a folder, None where there is none.
+
+    Records of earlier versions have no `held_out`. Those of a finished training count as asked the same where its file has
+    an answer to each question at each look.
+    """
+    before = read_json(record_dir / "recipe.json", None)
+    if before is None or "held_out" in before or "held_out" not in record or not _has_finished(record_dir):
+        return before
+    answers, last = held_out_rewards(record_dir), _fields(record)["max_steps"]
+    asked = [(step, one["questions"]) for one in record["held_out"] for step in one["looks"] if step <= last]
+    same = all(len(answers.get(step, ())) == questions for step, questions in asked)
+    return before | {"held_out": record["held_out"]} if same else before
+
+
+def _has_finished(record_dir: Path) -> bool:
+    return read_json(record_dir / "progress.json", {}).get("finished", False)
+
+
 def _different(before: dict, record: dict, same_reward: bool = False) -> list[str]:
     """Return what differs between two records, such as `max_steps 5000 -> 6000`; a field that one lacks has its default.
 
@@ -176,12 +232,16 @@ def _different(before: dict, record: dict, same_reward: bool = False) -> list[st
     fields = [_fields(before), _fields(record)]
     if same_reward:
         for each in fields:
-            rewards = each.get("reward_funcs", [])
-            each["reward_funcs"] = [{k: v for k, v in r.items() if k not in ("code", "unseen")} for r in rewards]
+            each["reward_funcs"] = [_without_code(reward) for reward in each.get("reward_funcs", [])]
+            each["held_out"] = [one | {"reward": _without_code(one["reward"])} for one in each.get("held_out", [])]
     names = sorted({*fields[0], *fields[1]})
     pairs = [(name, *(each.get(name) for each in fields)) for name in names]  # 1 is 1.0, and a dict has no order
     pairs = [(name, *map(json.dumps, values)) for name, *values in pairs if values[0] != values[1]]
     return [f"{name} {old[:200]} -> {new[:200]}" for name, old, new in pairs if old != new]
+
+
+def _without_code(described: dict) -> dict:
+    return {name: value for name, value in described.items() if name not in ("code", "unseen")}
 
 
 def _fields(record: dict) -> dict:
@@ -193,61 +253,65 @@ def _fields(record: dict) -> dict:
 
 def is_finished(record_dir: Path, record: dict, same_reward: bool = False) -> bool:
     """Say whether the folder holds this very training, from its first step to its last."""
-    before = read_json(record_dir / "recipe.json", None)
-    same = before is not None and not _different(before, record, same_reward)
-    return same and read_json(record_dir / "progress.json", {}).get("finished", False)
+    before = _before(record_dir, record)
+    return before is not None and not _different(before, record, same_reward) and _has_finished(record_dir)
 
 
 def make_trainer(trainer_class: Any, recipe: Recipe, *, reward_funcs: Any, record_dir: Path, **options: Any):
     """The trainer that `train` trains; `options` are its own and its config's."""
-    options |= lora_fields(recipe, options)
+    args, own = make_config(trainer_class, recipe, record_dir, **options)
     if is_ppo(trainer_class):
-        return _make_ppo(trainer_class, recipe, reward_funcs=reward_funcs, record_dir=record_dir, **options)
-    own = {name: options.pop(name) for name in _OWN_OPTIONS if name in options}
+        return _make_ppo(trainer_class, recipe, args, reward_funcs=reward_funcs, record_dir=record_dir, **own)
     own |= {"record_dir": record_dir, "train_dataset": load_prompts(recipe.dataset)}
-    path = resolve_model(recipe.model)
-    config_class = trl.RLOOConfig if issubclass(trainer_class, trl.RLOOTrainer) else trl.GRPOConfig
-    args = grpo_config(recipe, record_dir / "checkpoints", config_class, **options)
-    return trainer_class(path, reward_funcs, args, **own)
+    return trainer_class(resolve_model(recipe.model), reward_funcs, args, **own)
 
 
-def _make_ppo(trainer_class: Any, recipe: Recipe, *, reward_funcs: Any, record_dir: Path, **options: Any):
+def make_config(trainer_class: Any, recipe: Recipe, record_dir: Path, **options: Any) -> tuple[Any, dict]:
+    """The TRL config of a training, and those options that its trainer takes itself; loads neither model nor data."""
+    options |= lora_fields(recipe, options)
+    names, config = _OWN_OPTIONS, grpo_config  # type: tuple[str, ...], Any
+    if is_ppo(trainer_class):
+        if recipe.backend != "transformers":
+            raise ParameterError(f"backend={recipe.backend!r}: TRL's PPOTrainer samples with transformers only")
+        if options.pop("record_steps", None) is not None:
+            raise ParameterError("record_steps: only GRPO and RLOO save steps, PPO does not; leave it out")
+        names, config = _OWN_OPTIONS_OF_PPO, ppo_config
+    elif issubclass(trainer_class, trl.RLOOTrainer):
+        options["config_class"] = trl.RLOOConfig
+    own = {name: options.pop(name) for name in names if name in options}
+    return config(recipe, record_dir / "checkpoints", **options), own
+
+
+def _make_ppo(trainer_class: Any, recipe: Recipe, args: Any, *, reward_funcs: Any, record_dir: Path, **own: Any):
     """PPO's trainer; `reward_funcs` may be a model too, or text for one of random weights."""
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
-    if recipe.backend != "transformers":
-        raise ParameterError(f"backend={recipe.backend!r}: TRL's PPOTrainer samples with transformers only")
-    if options.pop("record_steps", None) is not None:
-        raise ParameterError("record_steps: only GRPO and RLOO save steps, PPO does not; leave it out")
-    names = ("stops", "callbacks", "peft_config", "reward_weights")
-    own = {name: options.pop(name) for name in names if name in options}
     path = resolve_model(recipe.model)
     tokenizer = AutoTokenizer.from_pretrained(path, padding_side="left")
     prompts = load_prompts(recipe.dataset)
     # Messages as TRL's GRPO reads them: its PPO takes ids alone.
-    dataset = prompts.map(
-        lambda row: tokenizer(trl.maybe_apply_chat_template({"prompt": row["prompt"]}, tokenizer)["prompt"])
-    )
-    policy = AutoModelForCausalLM.from_pretrained(path)
+    dataset = prompts.map(lambda row: tokenize_prompt(tokenizer, row["prompt"]))
+    # As TRL loads the models of its other trainers: a bf16 checkpoint would lose most updates of a small learning rate.
+    policy = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32)
     value_model, reward_model = random_heads(path, recipe.seed)
     if not isinstance(reward_funcs, str | torch.nn.Module):
         own, reward_model = own | {"reward_funcs": reward_funcs}, None
     else:
         dataset = dataset.remove_columns(prompts.column_names)
         reward_model = reward_model if isinstance(reward_funcs, str) else reward_funcs
-    args = ppo_config(recipe, record_dir / "checkpoints", **options)
     reference = None if "peft_config" in own else copy.deepcopy(policy)  # with LoRA the policy without its adapter
     models = (policy, reference, reward_model)
     return trainer_class(args, tokenizer, *models, dataset, value_model, record_dir=record_dir, **own)
 
 
 def random_heads(path: str, seed: int) -> list:
-    """Two sequence classifiers on the model at `path`, value and reward, whose heads have random weights of that seed."""
+    """Two fp32 sequence classifiers on the model at `path`, value and reward, whose heads have random weights of that seed."""
     from transformers import AutoModelForSequenceClassification
 
     with torch.random.fork_rng():
         torch.manual_seed(seed)
-        return [AutoModelForSequenceClassification.from_pretrained(path, num_labels=1) for _ in range(2)]
+        options = {"num_labels": 1, "dtype": torch.float32}
+        return [AutoModelForSequenceClassification.from_pretrained(path, **options) for _ in range(2)]
 
 
 def ppo_config(recipe: Recipe, output_dir: Path, **overrides: Any):
@@ -329,7 +393,7 @@ def train(
         try:
             made.train(**({"resume_from_checkpoint": str(checkpoint)} if checkpoint else {}))
         finally:
-            _note_end(record_dir, record, reward_funcs)
+            _note_end(record_dir, record, reward_funcs, options.get("callbacks"))
     return made
 
 

@@ -1,6 +1,7 @@
 """vLLM for notebooks and tests: a server for as long as a `with` block, and engines that trainers of one process share."""
 
 import contextlib
+import dataclasses
 import gc
 import os
 import socket
@@ -11,6 +12,7 @@ import time
 import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 from unittest import mock
 
 import psutil
@@ -96,31 +98,46 @@ def _wait_until_ready(server: subprocess.Popen, url: str, log: Path) -> None:
     raise RunError(f"the vLLM server did not answer within {_PATIENCE_S} s; its log:\n{log.read_text()[-3000:]}")
 
 
-_engines: dict[str, object] = {}
+# Model path -> its engines, each with what it was started with.
+_engines: dict[str, list[tuple[dict, Any]]] = {}
+# How much an engine takes at a time, and not what comes out of it: trainings with other batches share one.
+_OF_CAPACITY = {"max_num_seqs", "max_num_batched_tokens", "gpu_memory_utilization", "num_gpu_blocks_override"}
+_OF_CAPACITY |= {"use_tqdm_on_load"}
+# What TRL asks for at each start; in one process it is what vLLM takes by itself.
+_OF_TRL = {"model_impl": "vllm", "distributed_executor_backend": "external_launcher"}
 
 
 def shared_engine(model: str, **kwargs):
-    """An in-process vLLM engine for a model path, started once and kept for the life of the process.
+    """An in-process vLLM engine for a model path, kept for the life of the process.
 
-    Later calls ignore `kwargs`. Weights are whatever was synced last: meant for trainers that sync before they sample.
+    A later call gets it too, unless it asks for something that the engine has not, such as another `max_model_len` or `dtype`:
+    then another engine is started next to it. How much an engine takes at a time is not compared. Weights are whatever was
+    synced last: meant for trainers that sync before they sample.
     """
-    if model not in _engines:
-        _keep_process_groups()
-        if not has_gpu():  # the CPU build takes a large share of the memory by default (GiB), and logs every step
-            os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", "1")
-            os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
-        from vllm import LLM
+    if not has_gpu():  # the CPU build takes a large share of the memory by default (GiB), and logs every step
+        os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", "1")
+        os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
+    from vllm import LLM
+    from vllm.engine.arg_utils import EngineArgs
 
+    usual = {field.name: field.default for field in dataclasses.fields(EngineArgs)} | _OF_TRL
+    asked = {name: value for name, value in kwargs.items() if name not in _OF_CAPACITY}
+    kept = _engines.setdefault(model, [])
+    fitting = (one for has, one in kept if all((usual | has).get(name) == value for name, value in asked.items()))
+    engine = next(fitting, None)
+    if engine is None:
+        _keep_process_groups()
         if not has_gpu():
             small = {"gpu_memory_utilization": 0.2, "dtype": "float32"}
             if 0 < (kwargs.get("max_model_len") or 0) <= 1024:
                 # 64 blocks hold 32 sequences of 256 tokens; what the variable asks for, a GiB, would be filled with zeros.
                 small["num_gpu_blocks_override"] = 64
             kwargs = {**small, **cpu_engine(model), **kwargs}
-        _engines[model] = LLM(model=model, **{"use_tqdm_on_load": False} | kwargs)
+        engine = LLM(model=model, **{"use_tqdm_on_load": False} | kwargs)
+        kept.append((kwargs, engine))
         gc.unfreeze()  # vLLM freezes all objects, so that the trainer that asked, and its model, would never be collected
-    unhook(_engines[model], "generate")  # of the trainer before
-    return _engines[model]
+    unhook(engine, "generate")  # of the trainer before
+    return engine
 
 
 def _keep_process_groups() -> None:

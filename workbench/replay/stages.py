@@ -449,7 +449,7 @@ def _counted_tokens(step: Step, accumulation: int, window: int) -> list[float]:
     """Tokens in the loss of each generation of an update, counted again; none where other processes' tokens are not known."""
     if len(step.advantages) != max(1, accumulation / window):
         return []
-    if step.processes > 1:
+    if step.processes > 1 or step.tokens:
         return list(step.tokens)
     tokens = np.array([row.mask.sum() for row in step.rows])
     return [float(part.sum()) for part in np.split(tokens, np.cumsum([len(a) for a in step.advantages])[:-1])]

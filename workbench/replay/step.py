@@ -23,6 +23,69 @@ _RULES += (
 _RULES += ("logit_bias", "structured_outputs", "guided_decoding", "vllm_structured_outputs_regex")
 
 
+# Options that leave the distribution of the next token as it is: they say where a completion ends, what is returned, or how
+# the engine computes. Any other option that is given may change it.
+_WITHOUT_EFFECT = {
+    "stop",
+    "stop_strings",
+    "stop_token_ids",
+    "include_stop_str_in_output",
+    "eos_token_id",
+    "pad_token_id",
+    "bos_token_id",
+    "ignore_eos",
+    "seed",
+    "n",
+    "max_new_tokens",
+    "max_length",
+    "max_tokens",
+    "max_time",
+    "stopping_criteria",
+    "tokenizer",
+    "num_return_sequences",
+    "logprobs",
+    "prompt_logprobs",
+    "flat_logprobs",
+    "detokenize",
+    "skip_special_tokens",
+    "spaces_between_special_tokens",
+    "output_kind",
+    "output_text_buffer_length",
+    "output_scores",
+    "output_logits",
+    "output_attentions",
+    "output_hidden_states",
+    "return_dict_in_generate",
+    "use_cache",
+    "cache_config",
+    "cache_implementation",
+    "compile_config",
+    "disable_compile",
+    "synced_gpus",
+    "low_memory",
+    "prefill_chunk_size",
+    "early_stopping",
+    "length_penalty",
+    "renormalize_logits",
+    "remove_invalid_values",
+    "return_legacy_cache",
+    "use_model_defaults",
+    "is_assistant",
+    "num_assistant_tokens",
+    "num_assistant_tokens_schedule",
+    "assistant_confidence_threshold",
+    "prompt_lookup_num_tokens",
+    "max_matching_ngram_size",
+    "assistant_early_exit",
+    "assistant_lookbehind",
+    "target_lookbehind",
+    "skip_reading_prefix_cache",
+    "decoder_start_token_id",
+    "transformers_version",
+    "_from_model_config",
+}
+
+
 @dataclass(frozen=True)
 class SampledRow:
     """A sampled completion of T tokens, and what was made of it."""
@@ -114,7 +177,19 @@ class Step:
         """Settings with which a sampler draws from another distribution than the one that is scored."""
         neutral = neutral_options(self.settings.get("temperature"))
         used = {name: self.settings.get(name) for name in _SAMPLER} | dict(self.settings.get("generation_kwargs") or {})
-        return {n: v for n, v in used.items() if n in neutral and v is not None and v not in neutral[n]}
+        return {name: value for name, value in used.items() if is_option(name, value, neutral)}
+
+
+def is_option(name: str, value: Any, neutral: Mapping[str, tuple]) -> bool:
+    """True if an option of a sampler may make it draw from another distribution than the one that is scored.
+
+    Example:
+        >>> [is_option(n, v, neutral_options(1.0)) for n, v in (("top_p", 1.0), ("stop", ["END"]), ("top_h", 0.4))]
+        [False, False, True]
+    """
+    if value is None or name in _WITHOUT_EFFECT:
+        return False
+    return value not in neutral.get(name, (False,))
 
 
 def neutral_options(temperature: float | None) -> dict[str, tuple]:

@@ -33,6 +33,7 @@ from .files import (
     files_named,
     is_temporary,
     json_lines,
+    jsonable,
     load_metrics,
     read_json,
     read_tail,
@@ -332,8 +333,8 @@ def open_run(notebook: str, out_dir: str, params: Mapping) -> Run:
     """Open the run of a notebook: in the runner's folder if `out_dir` names one, else in a new folder.
 
     Without a runner (in JupyterLab or with plain papermill) this kernel executes the run, and `save_result` ends it. If the
-    run in `out_dir` has ended already, this kernel executes it again. From here on the notebook's tables have their text
-    aligned left.
+    run in `out_dir` has ended already, this kernel executes it again, and `params.json` gets the parameters of now. From here
+    on the notebook's tables have their text aligned left.
 
     Raises:
         RunError: another process executes the run in that folder, or the folder cannot be made.
@@ -353,11 +354,14 @@ def open_run(notebook: str, out_dir: str, params: Mapping) -> Run:
     except OSError as error:
         raise RunError(f"out_dir={out_dir!r}: cannot be made ({error}); name a folder that can be written") from error
     runner = lock.works_for_runner(path)
+    # A runner wrote the parameters before it started this kernel. Without one they may be those of another execution.
+    before = {} if fresh or runner else read_json(path / "params.json", {})
     if not runner:
         _check_values(notebook, params)
         take_run(path, "running")
-    if fresh:
-        write_json(path / "params.json", map_text(dict(params), hide_tokens))
+    asked = jsonable(map_text(dict(params), hide_tokens))
+    if fresh or (not runner and any(name not in before or before[name] != value for name, value in asked.items())):
+        write_json(path / "params.json", asked)
     env = read_json(path / "env.json", {}) if runner else environment(params.get("seed"))
     # The runner has looked at the machine, once; this kernel may import other versions.
     write_json(path / "env.json", env | {"packages": package_versions()})

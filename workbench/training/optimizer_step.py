@@ -64,6 +64,7 @@ class OptimizerStep:
     is_own: bool = False  # the user's, of which the config says nothing
     unlike_args: list[str] = field(default_factory=list)  # its settings that are not those of the config
     other_decay: list[str] = field(default_factory=list)  # parameters that transformers puts into the other group
+    is_scheduled: bool = True  # False: the trainer's scheduler sets the rate of another optimizer
     norm: float = 0.0  # of the gradient, before clipping
     expected_norm: float = 0.0  # after clipping
     clipped_norm: float = 0.0  # after the trainer's own clipping
@@ -95,11 +96,16 @@ class _Whole:
         return math.sqrt(*self.total([sum(self._shares[name] * norm**2 for name, norm in norms.items())]))
 
 
-def step_and_undo(trainer: Any, policy: Any, gradients: Mapping[str, torch.Tensor]) -> OptimizerStep:
+def step_and_undo(
+    trainer: Any,
+    policy: Any,
+    gradients: Mapping[str, torch.Tensor],
+    copies: Mapping[str, torch.Tensor] | None = None,
+) -> OptimizerStep:
     """Take the step and undo it; `gradients` by parameter, before clipping. Weights and state are copied to the host.
 
     Where FSDP2 holds the weights in parts, `gradients` are of the part of this process, which it compares, and numbers are
-    those of all processes together.
+    those of all processes together. `copies` are weights as they are now, where the host has them already.
     """
     trained = {name: p for name, p in policy.named_parameters() if p.requires_grad}
     whole = _Whole(trained, trainer.accelerator.num_processes, is_sharded(policy))
@@ -107,7 +113,8 @@ def step_and_undo(trainer: Any, policy: Any, gradients: Mapping[str, torch.Tenso
     is_new = trainer.optimizer is None
     outer = trainer.create_optimizer() if is_new else trainer.optimizer
     optimizer = getattr(outer, "optimizer", outer)  # accelerate's passes over steps between micro-batches
-    weights = {name: host_copy(own_part(p)) for name, p in trained.items()}
+    copies = copies or {}
+    weights = {name: copies[name] if name in copies else host_copy(own_part(p)) for name, p in trained.items()}
     snapshot = Snapshot([vars(outer), vars(optimizer)], others=trained.values())
     states = {name: dict(optimizer.state.get(p, {})) for name, p in trained.items()}
     step = _described(trainer, optimizer, trained, gradients, is_new, whole)
@@ -167,9 +174,20 @@ def _described(
     step.is_own = not _is_made_by_transformers(trainer, optimizer, is_new)
     if not step.is_own:
         step.unlike_args = _settings_unlike_args(trainer, optimizer)
+    step.is_scheduled = not _is_scheduler_of_another(trainer, optimizer)
     if is_new or trainer.optimizer is not optimizer:
         step.other_decay = _of_the_other_group(trainer, optimizer)
     return step
+
+
+def _is_scheduler_of_another(trainer: Any, optimizer: Any) -> bool:
+    """Say whether the trainer's scheduler sets rates in no group of the optimizer, and `train()` will not replace it."""
+    scheduler = getattr(trainer.lr_scheduler, "scheduler", trainer.lr_scheduler)  # accelerate's has one inside
+    if getattr(trainer, "_created_lr_scheduler", False) and not getattr(trainer, "is_in_train", False):
+        return False
+    scheduled = getattr(getattr(scheduler, "optimizer", None), "param_groups", None)
+    own = {id(group) for group in optimizer.param_groups}
+    return scheduled is not None and own.isdisjoint(map(id, scheduled))
 
 
 def _steps_without_averages(states: Iterable[Mapping[str, Any]]) -> int:

@@ -60,7 +60,8 @@ class PPOTrainer(ppo_trainer.PPOTrainer):
         forwards: policy forward passes spent on generation, one number per update.
 
     Raises:
-        ParameterError: right padding, no pad token of its own, TRL's `stop_token`, no reward or two kinds, unfit stops.
+        ParameterError: right padding, no pad token of its own, TRL's `stop_token`, no reward or two kinds, unfit stops, fewer
+            prompts than an update takes.
     """
 
     recorder: Any = None  # a `RunRecorder`
@@ -115,6 +116,14 @@ class PPOTrainer(ppo_trainer.PPOTrainer):
         if data_collator is None and columns and "input_ids" not in columns:
             raise ParameterError(
                 f"train_dataset: columns {columns}; PPO takes tokenised prompts, so expected a column input_ids"
+            )
+        processes = int(os.environ.get("WORLD_SIZE", "1"))
+        batch = args.per_device_train_batch_size * args.gradient_accumulation_steps * processes
+        if train_dataset is not None and len(train_dataset) < batch:
+            raise ParameterError(
+                f"train_dataset: {len(train_dataset)} prompts, and an update takes {batch} (per_device_train_batch_size x "
+                "gradient_accumulation_steps x processes). TRL's PPO drops a batch that is not full, and would look for one "
+                "for ever. Give more prompts or a smaller batch"
             )
         eos_token_id = model.generation_config.eos_token_id
         if self._functions:

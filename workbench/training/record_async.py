@@ -17,7 +17,7 @@ import torch
 
 from ..errors import ParameterError
 from .engine import hook
-from .record_step import StepRecord, finish_update, restored
+from .record_step import StepRecord, check_model, finish_update, restored, weights_put_back
 
 _TRL = "trl.experimental.async_grpo.async_grpo_trainer"
 _MOST_REPEATS = 1000  # of the rows that a user gives, until they fill an update
@@ -166,6 +166,7 @@ def record_async_step(trainer: Any, batch: Sequence[Any] | TakenUpdate | None = 
         )
     if find_spec("trl.experimental.async_grpo.packing") is None:
         raise ParameterError("check_step: it reads the packed rows of AsyncGRPOTrainer from TRL 1.16 on; update TRL")
+    check_model(trainer)
     record = AsyncRecord()
     with restored(trainer), contextlib.ExitStack() as stack:
         trainer._metrics = {"train": defaultdict(list), "eval": defaultdict(list)}
@@ -176,10 +177,11 @@ def record_async_step(trainer: Any, batch: Sequence[Any] | TakenUpdate | None = 
         model = trainer.model_wrapped
         model.train()
         model.zero_grad(set_to_none=True)
-        for packed, taken in zip(record.packed, update.batches, strict=True):
-            with _loss_noted(trainer, packed), trainer.accelerator.autocast():
-                trainer.training_step(model, taken.inputs, update.items)
-        finish_update(trainer, record)
+        with weights_put_back(trainer, record) as weights:
+            for packed, taken in zip(record.packed, update.batches, strict=True):
+                with _loss_noted(trainer, packed), trainer.accelerator.autocast():
+                    trainer.training_step(model, taken.inputs, update.items)
+        finish_update(trainer, record, weights)
     return record
 
 

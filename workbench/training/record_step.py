@@ -5,9 +5,10 @@ import copy
 import functools
 import hashlib
 import inspect
+import math
 import random
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 from unittest import mock
@@ -15,8 +16,10 @@ from unittest import mock
 import numpy as np
 import torch
 from accelerate.utils import gather_object
+from transformers.trainer_utils import has_length
 
 from ..errors import ParameterError, RunError
+from ..replay.stages import places, without_pads
 from .engine import finish_reasons, hook, hook_requests, unhook
 from .optimizer_step import OptimizerStep, has_modes, step_and_undo
 from .processes import (
@@ -29,8 +32,9 @@ from .processes import (
     own_part,
     whole,
 )
+from .rewards import is_async, name_of
 from .rows import eos_ids, policy_of, tokenizer_of
-from .snapshot import Snapshot, host_copy, modules_restored
+from .snapshot import Snapshot, host_copy, modules_restored, sums_of
 
 
 @dataclass
@@ -45,6 +49,19 @@ class MicroBatch:
     entropy_coef: float | None = None  # that the trainer adapts and this loss took
     others: tuple = ()  # what the scoring returns behind log-probs and entropies, as a router's loss
     entropy_threshold: float | None = None  # from which on tokens of any process are in the loss, of several processes
+
+
+# A parameter's hooks, which may step: those that run when its gradient is there, and those that get it.
+_STEPPING = ("_post_accumulate_grad_hooks", "_backward_hooks")
+
+
+@dataclass(frozen=True)
+class Noticed:
+    """What was noticed while a step ran, which the numbers of a stage do not show."""
+
+    verdict: str  # of the stage: `different` or `cannot tell`
+    cause: str
+    over: tuple[str, ...] = ("same", "rounding", "cannot tell", "different")  # verdicts by numbers that it replaces
 
 
 @dataclass
@@ -82,6 +99,11 @@ class StepRecord:
     reused: bool = False  # a loss took completions that were sampled before an earlier update
     losses: bool = True  # take down losses too
     step_losses: list[float] = field(default_factory=list)  # what `training_step` returned, of each micro-batch
+    noticed: dict[str, list[Noticed]] = field(default_factory=dict)  # by stage
+    selected: str = ""  # where the loss takes other rows than a generation sampled: in words
+    left_in_evaluation: set[str] = field(default_factory=set)  # reward functions that leave the policy so
+    losses_in_evaluation: int = 0  # that `training_step` took so
+    moving: str = ""  # why weights move before the optimizer steps, where they do
 
     def forget_generation(self) -> None:
         for part in (
@@ -96,9 +118,33 @@ class StepRecord:
             self.texts,
             self.seeding,
             self.outputs,
+            self.noticed,
         ):
             part.clear()
-        self.stale = False
+        self.stale, self.selected = False, ""
+
+    def notice(self, stage: str, verdict: str, cause: str, over: tuple[str, ...] = Noticed.over) -> None:
+        """Add to what was noticed of a stage, once."""
+        found = self.noticed.setdefault(stage, [])
+        if (each := Noticed(verdict, cause, over)) not in found:
+            found.append(each)
+
+    def notice_selection(self, taken: int, sampled: int, strange: int) -> None:
+        """Note that the loss gets other rows than were sampled, so that their rewards cannot be followed.
+
+        Args:
+            taken, sampled: the number of rows.
+            strange: how many of those that are taken were not sampled.
+        """
+        if strange:
+            self.selected = f"{strange} of {taken} rows of the loss are of no completion that was sampled here"
+            for stage in ("sampling", "ends", "turns", "mask"):
+                self.notice(stage, "cannot tell", self.selected)
+        else:
+            self.selected = f"the loss takes {taken} of {sampled} sampled completions"
+            self.notice("sampling", "cannot tell", f"{self.selected}, not by chance", over=("different",))
+        self.notice("rewards", "cannot tell", f"{self.selected}: their rewards are not compared")
+        self.notice("advantages", "cannot tell", f"{self.selected}: the rewards behind their advantages are not known")
 
 
 def record_step(
@@ -115,7 +161,8 @@ def record_step(
     fewer than `gradient_accumulation_steps`.
 
     Raises:
-        RunError: vLLM that does not sample, as one that is closed; a `training_step` that needs what `train()` makes.
+        RunError: vLLM that does not sample, as one that is closed; a `training_step` or a reward function that needs what
+            `train()` makes; a `trainer.model` that is not the one that the loss is taken of.
         ParameterError: a trainer without data; a batch that is no whole number of groups.
         Exception: whatever the training itself would raise, as from a reward function.
     """
@@ -127,6 +174,7 @@ def record_step(
         )
     check_engine(trainer, "check_step")
     check_placed(trainer)
+    check_model(trainer)
     record.stale = reuse
     with as_it_was(trainer, reuse), ending_failed_passes(trainer), contextlib.ExitStack() as stack:
         stack.callback(StepListener(trainer, record).off)
@@ -139,28 +187,18 @@ def record_step(
         record.averaged = whole_everywhere or is_sharded(model)
         model.train()
         model.zero_grad(set_to_none=True)
-        for number in range(steps):
-            trainer.accelerator.sync_gradients = number == steps - 1  # as in a training: an entropy controller asks it
-            with trainer.accelerator.autocast():
-                try:
-                    record.step_losses.append(float(trainer.training_step(model, next(batches), None)))
-                except Exception as error:
-                    if trainer.args.use_vllm and record.open and len(record.generated) == len(record.outputs):
-                        raise RunError(
-                            f"check_step: vLLM does not sample ({error!r}): is its engine closed?"
-                        ) from error
-                    if (
-                        isinstance(error, AttributeError)
-                        and "'NoneType'" in str(error)
-                        and trainer.lr_scheduler is None
-                    ):
-                        raise RunError(
-                            f"check_step: training_step needs what train() makes ({error}). If that is the scheduler, first "
-                            "call trainer.create_optimizer_and_scheduler(STEPS), with the optimizer steps of the training; "
-                            "or attach_watch(trainer, check_every=100) before train()"
-                        ) from error
-                    raise
-        finish_update(trainer, record)
+        with weights_put_back(trainer, record) as weights, _with_length(trainer, batch is None):
+            for number in range(steps):
+                # As in a training: an entropy controller asks it.
+                trainer.accelerator.sync_gradients = number == steps - 1
+                with trainer.accelerator.autocast():
+                    try:
+                        record.step_losses.append(float(trainer.training_step(model, next(batches), None)))
+                    except Exception as error:
+                        _explain(error, trainer, record)
+                        raise
+        _notice_evaluation(record)
+        finish_update(trainer, record, weights)
         record.tokens = _tokens_of_all(trainer, record)
         _find_entropy_thresholds(trainer, record)
         if trainer.accelerator.num_processes > 1:
@@ -168,6 +206,133 @@ def record_step(
             record.drawn_alike = bool(record.drawn_from) and states.count(record.drawn_from) > 1
             record.unlike = _unlike_weights(policy_of(trainer)) if whole_everywhere else []
     return record
+
+
+def check_model(trainer: Any) -> None:
+    """Refuse a trainer whose `model` was replaced: the loss is that of `model_wrapped`.
+
+    Raises:
+        RunError: the two have no parameter in common.
+    """
+    taken = {id(parameter) for parameter in trainer.model_wrapped.parameters()}
+    if taken.isdisjoint(map(id, trainer.model.parameters())):
+        raise RunError(
+            "check_step: trainer.model is not the model that training takes the loss of (trainer.model_wrapped): it was "
+            "replaced after the trainer was made, and train() would go on with the old one. Give the new model to the trainer "
+            "when you make it, or load its weights: trainer.model_wrapped.load_state_dict(new.state_dict())"
+        )
+
+
+def _explain(error: Exception, trainer: Any, record: StepRecord) -> None:
+    """Raise an error of a step as one that says what to do, where it comes from what a check cannot have."""
+    if trainer.args.use_vllm and record.open and len(record.generated) == len(record.outputs):
+        raise RunError(f"check_step: vLLM does not sample ({error!r}): is its engine closed?") from error
+    if isinstance(error, AttributeError) and "'NoneType'" in str(error) and trainer.lr_scheduler is None:
+        raise RunError(
+            f"check_step: training_step needs what train() makes ({error}). If that is the scheduler, first "
+            "call trainer.create_optimizer_and_scheduler(STEPS), with the optimizer steps of the training; "
+            "or attach_watch(trainer, check_every=100) before train()"
+        ) from error
+    if isinstance(error, ZeroDivisionError) and trainer.state.max_steps <= 0:
+        raise RunError(
+            f"check_step: the step divides by 0 ({error}). Before train(), trainer.state.max_steps is 0, and it is not known "
+            "here: set max_steps of the config, or call attach_watch(trainer, check_every=100) before train()"
+        ) from error
+
+
+@contextlib.contextmanager
+def _with_length(trainer: Any, is_needed: bool) -> Iterator[None]:
+    """Inside the block the state says how long the training will be, as from the begin of `train()` on.
+
+    Args:
+        is_needed: the step takes its rows from the data loader. Else one that fails leaves the length unknown.
+    """
+    state, args = trainer.state, trainer.args
+    before = state.max_steps, state.num_train_epochs, state.epoch
+    if state.max_steps <= 0 and trainer.train_dataset is not None:
+        with contextlib.suppress(*() if is_needed else (Exception,)):
+            loader = trainer.get_train_dataloader()
+            each = math.ceil(len(loader) / args.gradient_accumulation_steps) if has_length(loader) else args.max_steps
+            each = max(each, 1)
+            whole_epochs = math.ceil(args.num_train_epochs)
+            state.num_train_epochs = math.ceil(args.max_steps / each) if args.max_steps > 0 else whole_epochs
+            state.max_steps = args.max_steps if args.max_steps > 0 else math.ceil(args.num_train_epochs * each)
+    elif state.max_steps <= 0:
+        state.max_steps = max(args.max_steps, 0)
+    state.epoch = state.epoch or 0
+    try:
+        yield
+    finally:  # the schedule of an optimizer that is there may be made for another length
+        state.max_steps, state.num_train_epochs, state.epoch = before
+
+
+@contextlib.contextmanager
+def weights_put_back(trainer: Any, record: StepRecord) -> Iterator[dict[str, torch.Tensor]]:
+    """Inside the block weights may move, as where an optimizer steps in the backward pass; the record says that they did.
+
+    Yields:
+        The weights that train as they were before, copied to the host, by name; none where they are in parts, or where a
+        step switches to others (which `restored` puts back).
+    """
+    policy, trained = policy_of(trainer), dict[str, torch.Tensor]()
+    if not is_sharded(policy) and not has_modes(trainer.optimizer):
+        trained = {name: parameter for name, parameter in policy.named_parameters() if parameter.requires_grad}
+    weights, before = {name: host_copy(p) for name, p in trained.items()}, sums_of(trained.values())
+    try:
+        yield weights
+    finally:
+        if not np.array_equal(sums_of(trained.values()), before, equal_nan=True):
+            with torch.no_grad():
+                for name, parameter in trained.items():
+                    parameter.copy_(weights[name])
+            _notice_moves(record, [*trained.values()])
+
+
+def _notice_moves(record: StepRecord, trained: Sequence[torch.Tensor]) -> None:
+    hooked = sum(bool(getattr(parameter, _STEPPING[0], None)) for parameter in trained)
+    record.moving = "the weights move inside training_step, before the trainer's optimizer steps: a method steps there"
+    if hooked:
+        record.moving = (
+            f"the weights move inside the backward pass: {hooked} of {len(trained)} parameters have a hook that steps there "
+            "(register_post_accumulate_grad_hook); the check has put the weights back, but not what such a hook keeps, as the "
+            "state of its optimizer"
+        )
+    record.notice("update", "different", record.moving)
+    record.notice("gradient", "cannot tell", "the weights move before the gradient of the update is there")
+    if len(record.micro_batches) > 1:
+        for stage in ("log-probs", "ratios"):
+            record.notice(stage, "cannot tell", "the weights move between the micro-batches of the update")
+
+
+@contextlib.contextmanager
+def hooks_at_rest(trainer: Any, record: StepRecord) -> Iterator[None]:
+    """Inside the block no hook of a parameter runs, where weights moved while the step ran: a backward pass would move them."""
+    if not record.moving:
+        yield
+        return
+    parameters = list(policy_of(trainer).parameters())
+    hooks = [found for p in parameters for name in _STEPPING if (found := getattr(p, name, None))]
+    before = [dict(each) for each in hooks]
+    for each in hooks:
+        each.clear()
+    try:
+        with weights_put_back(trainer, StepRecord()):  # a hook of a module may step too
+            yield
+    finally:
+        for each, own in zip(hooks, before, strict=True):
+            each.update(own)
+
+
+def _notice_evaluation(record: StepRecord) -> None:
+    """Notice losses that were taken while the policy was in evaluation."""
+    number = record.losses_in_evaluation
+    if not number:
+        return
+    cause = f"the policy is in evaluation in {number} of {len(record.micro_batches)} losses of this step"
+    if names := ", ".join(sorted(record.left_in_evaluation)):
+        cause += f": the reward function {names} leaves it so; let it call train() again"
+    cause += "; there it trains without dropout, and what the loss logs counts as of an evaluation"
+    record.notice("loss", "different", cause)
 
 
 def _tokens_of_all(trainer: Any, record: StepRecord) -> list[float]:
@@ -202,14 +367,18 @@ def loss_mask_of(output: Mapping[str, Any]) -> torch.Tensor:
     return output["completion_mask"] * output["tool_mask"] if "tool_mask" in output else output["completion_mask"]
 
 
-def finish_update(trainer: Any, record: StepRecord) -> None:
-    """Take down the metrics and gradients of the micro-batches, and what the optimizer makes of these."""
+def finish_update(trainer: Any, record: StepRecord, weights: Mapping[str, torch.Tensor] | None = None) -> None:
+    """Take down the metrics and gradients of the micro-batches, and what the optimizer makes of these.
+
+    `weights` are those that train, where they are copied to the host already.
+    """
     record.metrics = {name: list(values) for name, values in trainer._metrics["train"].items()}
     policy = policy_of(trainer)
     _take_gradients(trainer, policy, record)
+    record.problem = record.moving or record.problem
     if not record.problem:
         own = record.gradients if not is_sharded(policy) else _gradients(policy, own_part)
-        record.update = step_and_undo(trainer, policy, own)
+        record.update = step_and_undo(trainer, policy, own, weights)
 
 
 def _take_gradients(trainer: Any, policy: Any, record: StepRecord) -> None:
@@ -228,7 +397,7 @@ def record_without_dropout(trainer: Any, record: StepRecord) -> StepRecord:
     Returns:
         The record with the log-probs, losses and gradients of these passes. The trainer is afterwards as it was.
     """
-    again = replace(record, micro_batches=[], metrics={}, gradients={})
+    again = replace(record, micro_batches=[], metrics={}, gradients={}, noticed={})
     micro_batches = iter(record.micro_batches)
 
     def around_inputs(original: Callable, *args: Any, **kwargs: Any):
@@ -242,10 +411,11 @@ def record_without_dropout(trainer: Any, record: StepRecord) -> StepRecord:
         model = trainer.model_wrapped
         model.train()
         model.zero_grad(set_to_none=True)
-        for number in range(len(record.micro_batches)):
-            trainer.accelerator.sync_gradients = number == len(record.micro_batches) - 1
-            with trainer.accelerator.autocast():
-                trainer.training_step(model, None, None)
+        with weights_put_back(trainer, again):
+            for number in range(len(record.micro_batches)):
+                trainer.accelerator.sync_gradients = number == len(record.micro_batches) - 1
+                with trainer.accelerator.autocast():
+                    trainer.training_step(model, None, None)
         if is_sharded(model):  # whose weights are whole here, so that a backward pass averages nothing
             average_gradients(policy_of(trainer))
         _take_gradients(trainer, policy_of(trainer), again)
@@ -288,7 +458,7 @@ def switch_dropout_off(model: torch.nn.Module) -> None:
 def _batches(trainer: Any, batch: list[dict] | None) -> Iterator:
     if batch is not None:
         while True:
-            yield batch
+            yield _apart(batch)  # a reward function may write into rows that are trained afterwards
     if trainer.train_dataset is None:
         raise ParameterError(
             "check_step: the trainer has no train_dataset; give rows with batch=[{'prompt': ...}, ...]"
@@ -470,9 +640,11 @@ class StepListener:
         self._trainer, self._record, self._guarded = trainer, record, guarded
         self._scored: list[tuple] = []  # log-probs, entropies and what else there is, for the loss that is open
         self._asked: list[tuple] = []  # what policy or engine were asked in this turn, and what they sampled
+        self._stepping = self._generating = False  # inside of `training_step`, of a generation
         # A rollout function samples by itself, with the policy or the engine.
         self._rolls = getattr(trainer, "rollout_func", None) is not None
         around: dict[str, Callable] = {
+            "training_step": self._around_step,
             "compute_loss": self._around_outer_loss,
             "_compute_loss": self._around_loss,
             "_generate_and_score_completions": self._around_generation,
@@ -490,12 +662,23 @@ class StepListener:
         for each in self._hooks:
             each()
 
+    def _around_step(self, original: Callable, *args: Any, **kwargs: Any):
+        self._stepping = True
+        try:
+            return original(*args, **kwargs)
+        finally:
+            self._stepping = False
+
+    def _trains(self) -> bool:
+        """Say whether a loss is one to take down: of a training, also where something has put the policy in evaluation."""
+        return self._record.losses and (self._stepping or self._trainer.model.training)
+
     def _around_outer_loss(self, original: Callable, model: Any, inputs: Any, *args: Any, **kwargs: Any):
         """Take down the batch of a subclass whose loss is not TRL's `_compute_loss`."""
         before = len(self._record.micro_batches)
         coefficient = adapted_coefficient(self._trainer)
         loss = original(model, inputs, *args, **kwargs)
-        if self._record.losses and self._trainer.model.training and len(self._record.micro_batches) == before:
+        if self._trains() and len(self._record.micro_batches) == before:
             self._scored.clear()
             self._guarded(self._note_loss, loss, inputs, coefficient)
         return loss
@@ -504,7 +687,7 @@ class StepListener:
         self._scored.clear()
         coefficient = adapted_coefficient(self._trainer)  # the loss moves it on
         loss = original(model, inputs, *args)
-        if self._record.losses and self._trainer.model.training:
+        if self._trains():
             self._guarded(self._note_loss, loss, inputs, coefficient)
         return loss
 
@@ -515,20 +698,29 @@ class StepListener:
         generation, value = len(self._record.outputs) - 1, float(loss.detach())
         taken = MicroBatch(copied(inputs), logps, entropies, value, generation, coefficient, tuple(others))
         self._record.micro_batches.append(taken)
+        self._record.losses_in_evaluation += not self._trainer.model.training
         self._record.reused |= self._record.stale
 
     def _around_generation(self, original: Callable, inputs: Any):
         record = self._record
+        if self._generating:  # a method that samples again calls itself: the outermost one returns what the loss takes
+            return original(inputs)
         record.open = self._trainer.model.training
         self._asked.clear()
         if record.open and record.stale:
             if not record.micro_batches:  # else this step has begun with rows of the generation before
                 record.forget_generation()
             record.stale = False
-        result = original(inputs)
+        rows, before = _apart(inputs) if record.open else inputs, _counts(record)
+        self._generating = True
+        try:
+            result = original(inputs)
+        finally:
+            self._generating = False
         if record.open:
-            record.inputs.extend(inputs)
+            record.inputs.extend(rows)
             record.outputs.append(copied(result))
+            self._guarded(_match_rows, record, before, tokenizer_of(self._trainer).pad_token_id)
         record.open = False
         return result
 
@@ -544,12 +736,13 @@ class StepListener:
             return original(*args, **kwargs)
         names = ("inputs", "prompts", "completions", "completion_ids_list")
         own = dict(zip(names, args, strict=False)) | kwargs
-        own |= {name: _apart(own[name]) for name in ("prompts", "completions") if name in own}
+        own |= {name: _apart(own[name]) for name in ("inputs", "prompts", "completions") if name in own}
         own["completion_ids"] = [_tokens(ids) for ids in own.get("completion_ids_list") or []]
         record.texts.extend(zip(own.get("prompts", ()), own.get("completions", ()), strict=False))
         calls: list[list[list]] = [[] for _ in trainer.reward_funcs]  # what each function returned, call by call
+        hearing = _Hearing(trainer.model, record, own)
         with contextlib.ExitStack() as stack:
-            heard = [_heard(*each, record, own, stack) for each in zip(trainer.reward_funcs, calls, strict=True)]
+            heard = [_heard(*each, hearing, stack) for each in zip(trainer.reward_funcs, calls, strict=True)]
             stack.enter_context(mock.patch.object(trainer, "reward_funcs", heard))
             result = original(*args, **kwargs)
         # A function that is not called once for all rows gives a call that fits no table.
@@ -565,7 +758,8 @@ class StepListener:
         finally:
             off()
         if self._record.open:
-            self._record.generated.append(tuple(result))
+            # Copies: a reward function may write into the ids that it gets.
+            self._record.generated.append(tuple(_own_rows(part) for part in result))
         return result
 
     def _around_turn(self, original: Callable, prompt_ids: Any, *args: Any, **kwargs: Any):
@@ -649,11 +843,133 @@ def _tokens(ids: Any) -> list[int]:
     return [int(token) for token in ids[:]]
 
 
-def _apart(texts: Any) -> Any:
-    """The texts or messages of rows in lists of their own: a reward function may sort or strip those that it is given."""
-    if isinstance(texts, list):
-        return [_apart(each) for each in texts]
-    return {name: _apart(each) for name, each in texts.items()} if isinstance(texts, dict) else texts
+def _own_rows(part: Any) -> Any:
+    """A list of rows, each of them copied as what it is; anything else as it is."""
+    if not isinstance(part, list):
+        return part
+    copies = [copy.copy(row) if isinstance(row, list | np.ndarray) else row for row in part]
+    return [row.clone() if isinstance(row, torch.Tensor) else row for row in copies]
+
+
+def _apart(value: Any, made: dict[int, Any] | None = None) -> Any:
+    """A value with lists, tables and arrays of its own, since a reward function may sort, strip or empty those it is given.
+
+    What is one object in two places is one in the copy too. Anything else, such as an image, stays what it is.
+    """
+    made = {} if made is None else made
+    if not isinstance(value, list | dict | set | bytearray | np.ndarray | torch.Tensor):
+        return value
+    if id(value) not in made:
+        try:
+            own: Any = value.detach().clone() if isinstance(value, torch.Tensor) else copy.copy(value)
+        except Exception:  # a class of anybody's may have no copies
+            return value
+        made[id(value)] = own
+        if isinstance(value, list):
+            own[:] = [_apart(each, made) for each in value]
+        elif isinstance(value, dict):
+            own.update((name, _apart(each, made)) for name, each in value.items())
+    return made[id(value)]
+
+
+# What a record has of its generations, in the order in which it was taken down.
+_TAKEN = ("generated", "rewards", "scored", "texts", "turns", "finish_reasons")
+
+
+def _counts(record: StepRecord) -> dict[str, int]:
+    return {name: len(getattr(record, name)) for name in _TAKEN}
+
+
+def _match_rows(record: StepRecord, before: Mapping[str, int], pad: int | None) -> None:
+    """Keep of a generation what belongs to the rows that the loss gets: a method may sample again, or leave rows out.
+
+    Rows are found by their tokens, among the last samples first.
+
+    Args:
+        before: how much was taken down before this generation.
+    """
+    made, output = record.generated[before["generated"] :], record.outputs[-1]
+    if len(made) == 1 and len(made[0][1]) == len(output["completion_ids"]):
+        return
+    texts = _texts_of(output, pad)
+    places = _places_of(texts, made, pad)
+    if made and places == [(len(made) - 1, row) for row in range(len(made[-1][1]))]:
+        _keep_last(record, before, made)
+        return
+    rows = [_row_at(made, *each) for each in zip(places, texts, strict=True)]
+    prompts, ids, masks = (list(part) for part in zip(*rows, strict=True))
+    has_masks = any(mask is not None for mask in masks)
+    masks = [[1] * len(row) if mask is None else mask for row, mask in zip(ids, masks, strict=True)]
+    record.generated[before["generated"] :] = [(prompts, ids, masks if has_masks else None, None)]
+    strange, sampled = places.count(None), sum(len(each[1]) for each in made)
+    reasons, turns = record.finish_reasons[before["finish_reasons"] :], record.turns[before["turns"] :]
+    firsts = np.cumsum([0, *(len(each[1]) for each in made)])
+    del record.finish_reasons[before["finish_reasons"] :], record.texts[before["texts"] :]
+    if strange:
+        record.turns.clear()
+    else:
+        if len(reasons) == sampled:
+            record.finish_reasons += [reasons[firsts[number] + row] for number, row in filter(None, places)]
+        if len(turns) == len(made):  # one turn each
+            joined = [ids for asked, _ in turns for ids in asked], [ids for _, given in turns for ids in given]
+            record.turns[before["turns"] :] = [joined]
+    record.notice_selection(len(rows), sampled, strange)
+
+
+def _texts_of(output: Mapping[str, Any], pad: int | None) -> list[tuple[list[int], list[int]]]:
+    """Prompt and completion of each row that the loss gets, without padding."""
+    found = []
+    for i, ids in enumerate(output["completion_ids"]):
+        prompt = output["prompt_ids"][i][output["prompt_mask"][i].bool()]
+        kept = torch.nonzero(output["completion_mask"][i].bool() | (ids != pad))
+        found.append((prompt.tolist(), ids[: int(kept.max()) + 1 if len(kept) else 0].tolist()))
+    return found
+
+
+def _places_of(
+    texts: Sequence[tuple[list[int], list[int]]], made: Sequence[tuple], pad: int | None
+) -> list[tuple[int, int] | None]:
+    """Where each text was sampled: number of the sampling, and row there. None: nowhere, or it was taken already."""
+    free: dict[tuple, list[tuple[int, int]]] = {}
+    for number in reversed(range(len(made))):
+        for row, text in enumerate(zip(made[number][0], made[number][1], strict=True)):
+            free.setdefault(_key_of(*text, pad), []).append((number, row))
+    found = (free.get(_key_of(*text, pad)) for text in texts)
+    return [places.pop(0) if places else None for places in found]
+
+
+def _key_of(prompt: Any, ids: Any, pad: int | None) -> tuple:
+    return tuple(_tokens(prompt)), without_pads(_tokens(ids), pad)
+
+
+class UnsampledRow(list):
+    """The token ids of a row that the loss gets and that was not sampled here, so that nobody knows how it ended."""
+
+
+def _row_at(made: Sequence[tuple], place: tuple[int, int] | None, text: tuple[list[int], list[int]]) -> tuple:
+    """Prompt, completion and mask of tools of a sampled row; of any other one those that the loss gets."""
+    if place is None:
+        return text[0], UnsampledRow(text[1]), None
+    number, row = place
+    prompts, ids, *others = made[number]
+    masks = others[0] if len(others) > 1 else None  # RLOO has no tools
+    return prompts[row], ids[row], None if masks is None else masks[row]
+
+
+def _keep_last(record: StepRecord, before: Mapping[str, int], made: Sequence[tuple]) -> None:
+    """Forget all but the last of several samplings, of which the loss gets every row."""
+    tables = record.rewards[before["rewards"] :]
+    if len(tables) == len(made):  # the numbers of its rows are those of what is left
+        first = sum(map(len, record.rewards[: before["rewards"]]))
+        last = first + sum(map(len, tables[:-1]))
+        for name, rows in record.judged_otherwise.items():
+            earlier = {row for row in rows if row < first}
+            record.judged_otherwise[name] = earlier | {row - last + first for row in rows if row >= last}
+    for name in _TAKEN:
+        part = getattr(record, name)
+        count = len(part) - before[name]
+        if count % len(made) == 0:  # else it was not done for each of them
+            del part[before[name] : len(part) - count // len(made)]
 
 
 def adapted_coefficient(trainer: Any) -> float | None:
@@ -664,38 +980,156 @@ def adapted_coefficient(trainer: Any) -> float | None:
     return float(trainer.entropy_coef) if low else 0.0
 
 
-def _heard(
-    function: Any, calls: list[list], record: StepRecord, own: Mapping[str, Any], stack: contextlib.ExitStack
-) -> Any:
-    """A reward function that notes what it returns, and which rows it gets otherwise than `own` has them.
+_TEXTS = ("prompts", "completions", "completion_ids")  # of which the reward functions get lists, beside the columns
+_UNDECIDED = ("same", "rounding", "cannot tell")  # verdicts
+
+
+@dataclass
+class _Hearing:
+    """What the reward functions of one generation are given, and what they do with it."""
+
+    policy: Any
+    record: StepRecord
+    own: Mapping[str, Any]  # rows, prompts, completions and ids as they were before the first function was called
+    written: dict[str, str] = field(default_factory=dict)  # column -> the function that has written into it
+
+    def begin(self, function: Any, given: Mapping[str, Any], is_alone: bool = True) -> Callable[[], None]:
+        """Note what a function is given; returns what notes afterwards what it has done.
+
+        Args:
+            is_alone: no other function runs meanwhile, whose doings would be taken for its own.
+        """
+        _note_rows(self.record, self.own, given, self.written)
+        self._note_written(function, given)
+        columns = {name: values for name, values in given.items() if isinstance(values, list) and is_alone}
+        before, cells = _apart(columns), {name: [*map(id, values)] for name, values in columns.items()}
+        seed, was_fresh, trained = torch.initial_seed(), _is_freshly_seeded(), self.policy.training
+
+        def end() -> None:
+            if is_alone and (torch.initial_seed() != seed or (_is_freshly_seeded() and not was_fresh)):
+                self.record.seeding.add(name_of(function))
+            if trained and not self.policy.training:
+                self.record.left_in_evaluation.add(name_of(function))
+            for name, values in columns.items():
+                if not _is_same(values, before[name]):
+                    self.written[name] = name_of(function)
+                    self._note_shared(name, values, before[name], cells[name])
+
+        return end
+
+    def _note_shared(self, name: str, values: list, before: list, cells: list[int]) -> None:
+        """Note rows that have one object as their value, into which a function has written: the later ones get it so."""
+        pairs = enumerate(zip(values, before, strict=False))
+        changed = [i for i, (now, was) in pairs if id(now) == cells[i] and not _is_same(now, was)]
+        if shared := [i for i in changed if cells.count(cells[i]) > 1]:
+            cause = f"{self.written[name]} writes into {name!r}, of which {places(shared)} have one object"
+            cause += ": it may read in a later row what it wrote in an earlier one"
+            self.record.notice("rewards", "cannot tell", cause, over=_UNDECIDED)
+
+    def _note_written(self, function: Any, given: Mapping[str, Any]) -> None:
+        """Note what a function gets after another one has written into it."""
+        first, rows = sum(len(call) for call in self.record.rewards), self.own.get("inputs") or []
+        for name in sorted(self.written.keys() & given.keys()):
+            own = self.own[name] if name in _TEXTS else [row.get(name) for row in rows]
+            now = [_tokens(ids) for ids in given[name]] if name == "completion_ids" else given[name]
+            unlike = [i for i, it in enumerate(own) if len(now) != len(own) or not _is_same(now[i], it)]
+            does_read = _reads(function, name)
+            if not unlike or does_read is False:
+                continue
+            cause = f"{self.written[name]} writes into {name!r}, which {name_of(function)}"
+            if does_read is None:
+                self.record.notice("rewards", "cannot tell", f"{cause} gets after it and may read", over=_UNDECIDED)
+            else:
+                self.record.notice("rewards", "different", f"{cause} reads after it")
+                what = name if name in _TEXTS else f"values of {name!r}"
+                self.record.judged_otherwise.setdefault(what, set()).update(first + i for i in unlike)
+
+
+def _reads(function: Any, column: str) -> bool | None:
+    """Say whether a reward function reads a column: one that it names; None where it may.
+
+    Example:
+        >>> def cited(completions, tests, **_): ...
+        >>> _reads(cited, "tests"), _reads(cited, "answer")
+        (True, False)
+    """
+    try:
+        parameters = inspect.signature(function).parameters
+    except (TypeError, ValueError):
+        return None
+    rest = next((p.name for p in parameters.values() if p.kind is p.VAR_KEYWORD), "_")
+    called = inspect.unwrap(function.func if isinstance(function, functools.partial) else function)
+    code = getattr(called if hasattr(called, "__code__") else type(called).__call__, "__code__", None)
+    if column in parameters or column in getattr(code, "co_consts", ()):
+        return True
+    return False if rest.startswith("_") else None
+
+
+class _Heard:
+    """A reward function that notes what it is given and what it returns; in everything else it is the function.
+
+    TRL and the methods of a subclass may ask for its class and name, and get and set its attributes.
+    """
+
+    __slots__ = ("_parts",)
+
+    def __init__(self, function: Any, calls: list[list], hearing: _Hearing):
+        object.__setattr__(self, "_parts", (function, calls, hearing))
+
+    def __call__(self, *args: Any, **kwargs: Any):
+        function, calls, hearing = self._parts
+        end = hearing.begin(function, kwargs)
+        result = _noted(calls, function(*args, **kwargs))
+        end()
+        return result
+
+    @property  # type: ignore[misc]  # only read
+    def __class__(self) -> type:
+        return type(self._parts[0])
+
+    def __getattr__(self, name: str) -> Any:
+        function = self._parts[0]
+        own = {"__wrapped__": function, "__name__": name_of(function)}  # what `inspect` and a log ask for
+        return own[name] if name in own else getattr(function, name)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        setattr(self._parts[0], name, value)
+
+    def __delattr__(self, name: str) -> None:
+        delattr(self._parts[0], name)
+
+    def __eq__(self, other: object) -> bool:  # a table by reward function finds it
+        return other is self or bool(self._parts[0] == other)
+
+    def __hash__(self) -> int:
+        return hash(self._parts[0])
+
+
+class _HeardLater(_Heard):
+    """The same of a function that is awaited."""
+
+    __slots__ = ()
+
+    async def __call__(self, *args: Any, **kwargs: Any):
+        function, calls, hearing = self._parts
+        end = hearing.begin(function, kwargs, is_alone=False)
+        result = _noted(calls, await function(*args, **kwargs))
+        end()
+        return result
+
+
+def _heard(function: Any, calls: list[list], hearing: _Hearing, stack: contextlib.ExitStack) -> Any:
+    """A reward function that notes what it returns, and which rows it gets otherwise than they were at first.
 
     A reward model stays itself, since TRL asks for its class; its logits are noted until `stack` closes.
     """
     if isinstance(function, torch.nn.Module):
-        note = functools.partial(_note_logits, calls, record.judged)
+        note = functools.partial(_note_logits, calls, hearing.record.judged)
         stack.callback(function.register_forward_hook(note, with_kwargs=True).remove)
         return function
     if not callable(function):
         return function
-    if _is_coroutine(function):
-
-        @functools.wraps(function, updated=())
-        async def awaited(*args: Any, **kwargs: Any):
-            _note_rows(record, own, kwargs)
-            return _noted(calls, await function(*args, **kwargs))
-
-        return awaited
-
-    @functools.wraps(function, updated=())
-    def scored(*args: Any, **kwargs: Any):
-        _note_rows(record, own, kwargs)
-        seed, was_fresh = torch.initial_seed(), _is_freshly_seeded()
-        result = _noted(calls, function(*args, **kwargs))
-        if torch.initial_seed() != seed or (_is_freshly_seeded() and not was_fresh):
-            record.seeding.add(getattr(function, "__name__", type(function).__name__))
-        return result
-
-    return scored
+    return (_HeardLater if is_async(function) else _Heard)(function, calls, hearing)
 
 
 def _noted(calls: list[list], result: Any) -> Any:
@@ -714,17 +1148,24 @@ def _note_logits(calls: list[list], judged: list[tuple], model: Any, _args: Any,
         judged.append((model, {name: x.clone() for name, x in taken.items()}, calls[-1]))
 
 
-def _note_rows(record: StepRecord, own: Mapping[str, Any], given: Mapping[str, Any]) -> None:
-    """Note the rows of which a reward function is given other prompts, completions or columns than `own` has."""
+def _note_rows(
+    record: StepRecord, own: Mapping[str, Any], given: Mapping[str, Any], written: Collection[str] = ()
+) -> None:
+    """Note the rows of which a reward function is given other prompts, completions or columns than `own` has.
+
+    Args:
+        written: what an earlier function has written into.
+    """
     first = sum(len(call) for call in record.rewards)  # of the generations before
-    for name in ("prompts", "completions", "completion_ids"):
-        if name in given and name in own and len(given[name]) == len(own[name]):
+    for name in _TEXTS:
+        if name in given and name in own and name not in written and len(given[name]) == len(own[name]):
             of_functions = [_tokens(ids) for ids in given[name]] if name == "completion_ids" else given[name]
             pairs = enumerate(zip(of_functions, own[name], strict=True))
             unlike = {first + row for row, (its, ours) in pairs if its != ours}
             if unlike:
                 record.judged_otherwise.setdefault(name, set()).update(unlike)
-    for name, rows in _mixed_columns(given, own.get("inputs") or []).items():
+    columns = {name: values for name, values in given.items() if name not in written}
+    for name, rows in _mixed_columns(columns, own.get("inputs") or []).items():
         record.judged_otherwise.setdefault(f"values of {name!r}", set()).update(first + row for row in rows)
 
 
@@ -758,14 +1199,15 @@ def _mixed_columns(columns: Mapping[str, Any], rows: list[dict]) -> dict[str, li
 
 
 def _is_same(a: Any, b: Any) -> bool:
-    """Say whether two values of a column are one; arrays, which cannot be compared so, are if they are one object."""
-    try:
-        return a is b or bool(a == b)
-    except (ValueError, RuntimeError, TypeError):
-        return False
-
-
-def _is_coroutine(function: Any) -> bool:
-    while isinstance(function, functools.partial):
-        function = function.func
-    return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(type(function).__call__)
+    """Say whether two values of a column are equal: lists and tables by what they hold, arrays by their numbers."""
+    with contextlib.suppress(ValueError, RuntimeError, TypeError):  # of arrays, which are not equal as a whole
+        if a is b or bool(a == b):
+            return True
+    if isinstance(a, list | tuple) and isinstance(b, list | tuple):
+        return len(a) == len(b) and all(map(_is_same, a, b))
+    if isinstance(a, dict) and isinstance(b, dict):
+        return a.keys() == b.keys() and all(_is_same(each, b[name]) for name, each in a.items())
+    if isinstance(a, np.ndarray | torch.Tensor) and type(a) is type(b) and a.shape == b.shape:
+        with contextlib.suppress(ValueError, RuntimeError, TypeError):
+            return bool(((a == b) | (a != a)).all())  # NaN too
+    return False

@@ -112,6 +112,8 @@ def eos_ids(trainer: Any) -> list[int]:
     options = getattr(trainer.args, "generation_kwargs", None) or {}
     values: tuple = tokenizer_of(trainer).eos_token_id, policy_of(trainer).generation_config.eos_token_id
     values += options.get("eos_token_id"), options.get("stop_token_ids")
+    if not getattr(trainer.args, "use_vllm", False):  # else nothing samples with it
+        values += (getattr(getattr(trainer, "generation_config", None), "eos_token_id", None),)
     ids = [i for value in values for i in (value if isinstance(value, list | tuple) else [value])]
     return [i for i in dict.fromkeys(ids) if i is not None]
 

@@ -11,9 +11,9 @@ import torch
 from ..errors import ParameterError
 from ..replay.grpo_math import LossRow
 from ..replay.stages import SETTING_STAGES, sampled_tokens
-from ..replay.step import MicroRows, SampledRow, Step, Turn, neutral_options, returned_rewards
+from ..replay.step import MicroRows, SampledRow, Step, Turn, is_option, neutral_options, returned_rewards
 from .record_distillation import DistillationRecord, DivergenceCall
-from .record_step import MicroBatch, StepRecord, loss_mask_of
+from .record_step import MicroBatch, StepRecord, UnsampledRow, loss_mask_of
 from .rows import eos_ids, policy_of, tokenizer_of, trl_ends
 
 KINDS = {
@@ -58,6 +58,7 @@ def step_of(trainer: Any, kind: str, record: StepRecord) -> Step:
         settings |= {name: of_trainer for name, (_, of_trainer) in deviations.items()}
     rows = list(_sampled_rows(trainer, record))
     own_counts = [len(table) // trainer.accelerator.num_processes for table in record.rewards]
+    functions = len(trainer.reward_funcs)
     return Step(
         kind=kind,
         dtype="bfloat16" if args.bf16 else "float16" if args.fp16 else coarsest_dtype(policy_of(trainer)),
@@ -66,9 +67,12 @@ def step_of(trainer: Any, kind: str, record: StepRecord) -> Step:
         settings=settings,
         rows=rows,
         prompts=[row.get("prompt", row) for row in record.inputs],
-        rewards=[table.double().numpy(force=True) for table in record.rewards],
-        returned=returned_rewards(record.scored, own_counts, len(trainer.reward_funcs)),
-        judged_otherwise=_judged_otherwise(trainer, record, rows),
+        # Those of a generation are not known where the loss takes other rows than it sampled.
+        rewards=[] if record.selected else [table.double().numpy(force=True) for table in record.rewards],
+        returned=np.zeros((0, functions))
+        if record.selected
+        else returned_rewards(record.scored, own_counts, functions),
+        judged_otherwise={} if record.selected else _judged_otherwise(trainer, record, rows),
         advantages=[output["advantages"].double().numpy(force=True) for output in outputs],
         micro_batches=_of_one_update(record, tokenizer_of(trainer).pad_token_id),
         turns=_turns(trainer, record, rows),
@@ -175,13 +179,23 @@ def _deviations_of_sampler(trainer: Any) -> dict[str, tuple[Any, Any]]:
         if of_config is not None and not _equal(of_args, of_config):
             deviations[name] = of_args, of_config
     image = getattr(policy.config, "image_token_id", None)  # TRL never samples this token
-    for name, neutral in options.items():
+    unusual = {name for each in (config, getattr(policy, "generation_config", None)) for name in _set_in(each)}
+    for name in (*options, *sorted(unusual - options.keys())):
         of_config = used(name)
-        if hasattr(args, name) or of_config is None or of_config in neutral or of_config == [image]:
+        if hasattr(args, name) or not is_option(name, of_config, options) or of_config == [image]:
             continue
         if not _equal(own.get(name), of_config):
             deviations[name] = own.get(name), of_config
+    limit = own.get("max_new_tokens", getattr(args, "max_completion_length", None))
+    cut_at = getattr(config, "max_new_tokens", None)
+    if cut_at is not None and not _equal(limit, cut_at):
+        deviations["max_completion_length"] = limit, cut_at
     return deviations
+
+
+def _set_in(config: Any) -> set[str]:
+    """The names of a generation config that have another value than the default."""
+    return set(config.to_diff_dict()) if hasattr(config, "to_diff_dict") else set()
 
 
 def _weights_of_args(trainer: Any) -> list[float]:
@@ -309,7 +323,9 @@ def _sampled_rows(trainer: Any, record: StepRecord) -> Iterator[SampledRow]:
     for number, ((prompt, row, own), mask, (output, index)) in enumerate(zip(made, masks, scored, strict=True)):
         ids, ended = list(map(int, row[:])), None  # a subclass may have tensors
         own, end = np.ones(len(ids)) if own is None else np.asarray(own, dtype=float), len(ids)
-        if getattr(row, "end", None) is not None:  # a trainer of ours, which knows
+        if isinstance(row, UnsampledRow):
+            ended = None
+        elif getattr(row, "end", None) is not None:  # a trainer of ours, which knows
             ended = row.end.finish_reason == "stop"
         elif known:
             ended = known[number] == "stop"

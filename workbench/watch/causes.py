@@ -356,6 +356,9 @@ def scores_with(
     return scores
 
 
+UNKNOWN_COPIES = "the sampler itself returned them; cause not found; not: greedy sampling, a seed in generation_kwargs"
+
+
 def cause_of_copies(
     step: Step,
     record: StepRecord,
@@ -375,7 +378,7 @@ def cause_of_copies(
         return "the sampler drew other ones, and the trainer put one in their place"
     if (seed := (step.settings.get("generation_kwargs") or {}).get("seed")) is not None:
         return f"generation_kwargs has seed={seed}, which every copy gets"
-    return "the sampler itself returned them; cause not found; not: greedy sampling, a seed in generation_kwargs"
+    return UNKNOWN_COPIES
 
 
 def cause_of_sampling(

@@ -1,16 +1,17 @@
 """One training step, checked: every stage again, from the stage before it, and the first that differs."""
 
-from collections.abc import Mapping, Sequence
+import contextlib
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from ..replay.report import StepReport, stage_names
+from ..replay.report import Stage, StepReport, stage_names
 from ..replay.step import Step
 from ..training.callback import others_with
 from ..training.processes import failing_together, whole_weights
 from ..training.record_async import record_async_step
 from ..training.record_distillation import record_distillation_step
-from ..training.record_step import StepRecord, record_step
+from ..training.record_step import Noticed, StepRecord, hooks_at_rest, record_step
 from ..training.snapshot import modules_restored
 from ..training.step_numbers import kind_of, step_of, with_counted_items
 from .async_judge import AsyncJudge
@@ -26,8 +27,9 @@ def check_step(trainer: Any, batch: list[dict] | None = None, meant: Sequence[st
     place in the data, metrics and record. So a training with checks is the training without.
 
     The check cannot put back what it does not know: a list or an average that a subclass changes in place in a method of
-    its own (`training_step`), what a reward function keeps or writes (each is called once more), objects inside the optimizer
-    that are no tensor, number or container, and a data set that can be read only once.
+    its own (`training_step`), what a reward function keeps or writes (each is called once more), what the hooks of parameters
+    keep that step in the backward pass, objects inside the optimizer that are no tensor, number or container, and a data set
+    that can be read only once.
 
     The check needs the memory of a training step and of a second gradient; copies of the trained weights and of the
     optimizer's state lie in the host's memory. Beyond a step it takes a forward and a backward pass for each completion
@@ -58,7 +60,8 @@ def check_step(trainer: Any, batch: list[dict] | None = None, meant: Sequence[st
         more. A gradient that differs under dropout is taken again without it.
 
     Raises:
-        RunError: vLLM does not sample, for example because its engine is closed.
+        RunError: vLLM does not sample, for example because its engine is closed; `trainer.model` was replaced; the step needs
+            what only `train()` makes.
         ParameterError: another trainer, one without data, a batch that is no whole number of groups, or a name in `meant` that
             is no stage's.
         Exception: any error of the step itself, for example in a reward function; the trainer is then unchanged, too.
@@ -72,15 +75,41 @@ def check_any_step(trainer: Any, batch: list[dict] | None = None) -> StepReport:
     kind = kind_of(trainer)
     if kind == "AsyncGRPO":
         update = record_async_step(trainer, batch)
-        with modules_restored(trainer), whole_weights(trainer):
-            return AsyncJudge(trainer, update).report()
+        with _judging(trainer, update):
+            return with_noticed(AsyncJudge(trainer, update).report(), update)
     if kind == "Distillation":
         distilled = record_distillation_step(trainer, batch)
-        with modules_restored(trainer), whole_weights(trainer):
-            return DistillationJudge(trainer, distilled).report()
+        with _judging(trainer, distilled):
+            return with_noticed(DistillationJudge(trainer, distilled).report(), distilled)
     record = record_step(trainer, batch)
-    with modules_restored(trainer), whole_weights(trainer):
-        return Judge(trainer, _step_of(trainer, kind, record), record).report()
+    with _judging(trainer, record):
+        return with_noticed(Judge(trainer, _step_of(trainer, kind, record), record).report(), record)
+
+
+@contextlib.contextmanager
+def _judging(trainer: Any, record: StepRecord) -> Iterator[None]:
+    """Inside the block the model computes for the check, and is afterwards as it was."""
+    with modules_restored(trainer), whole_weights(trainer), hooks_at_rest(trainer, record):
+        yield
+
+
+def with_noticed(report: StepReport, record: StepRecord) -> StepReport:
+    """The report, with what was noticed while the step ran."""
+    stages = []
+    for stage in report.stages:
+        for noticed in record.noticed.get(stage.name, ()):
+            stage = _noticed(stage, noticed)
+        stages.append(stage)
+    return replace(report, stages=stages)
+
+
+def _noticed(stage: Stage, noticed: Noticed) -> Stage:
+    if stage.verdict not in noticed.over:
+        return stage
+    # What is not known by its numbers either is not known for this reason.
+    is_said = noticed.cause in stage.cause or noticed.verdict == stage.verdict == "cannot tell"
+    said = [noticed.cause, "" if is_said else stage.cause]
+    return replace(stage, verdict=noticed.verdict, cause="; ".join(filter(None, said)))
 
 
 def _step_of(trainer: Any, kind: str, record: StepRecord) -> Step:
@@ -119,12 +148,13 @@ def check_new_step(
     # The last update of an epoch can have fewer micro-batches.
     steps, reuse = trainer.current_gradient_accumulation_steps, trainer._buffered_inputs is not None
     record = record_step(trainer, batch, reuse, steps=steps)
-    with modules_restored(trainer), whole_weights(trainer):
+    with _judging(trainer, record):
         judge = Judge(trainer, _step_of(trainer, kind, record), record)
         if not record.reused:
             earlier = {} if drawn is None or not record.drawn_from else drawn
-            return _not_as(earlier.setdefault(record.drawn_from, step), step, judge.report()).with_meant(names)
-        report = judge.report_of_reused(step - 1, None)
+            report = with_noticed(judge.report(), record)
+            return _not_as(earlier.setdefault(record.drawn_from, step), step, report).with_meant(names)
+        report = with_noticed(judge.report_of_reused(step - 1, None), record)
     cause = "the trainer has to sample at this update, and trains completions that it sampled before an earlier one"
     stages = [replace(s, verdict="different", cause=cause) if s.name == "batches" else s for s in report.stages]
     return replace(report, stages=stages).with_meant(names)
@@ -167,6 +197,6 @@ def check_reused_step(
     step = _step_of(trainer, kind, record)
     if generated is not None:
         step = with_counted_items(step, generated)
-    with modules_restored(trainer), whole_weights(trainer):
+    with _judging(trainer, record):
         report = Judge(trainer, step, record).report_of_reused(sampled_at, earlier, generated)
-        return report.with_meant(names)
+        return with_noticed(report, record).with_meant(names)

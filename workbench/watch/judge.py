@@ -2,7 +2,7 @@
 
 import contextlib
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -36,6 +36,7 @@ from ..training.record_step import StepRecord, dropouts_of, record_without_dropo
 from ..training.rows import eos_ids, policy_of, stops_of, tokenizer_of
 from ..training.step_numbers import coarsest_dtype, router_coefficient, router_loss_of, step_of, with_generation
 from .causes import (
+    UNKNOWN_COPIES,
     RowAlone,
     cause_of_copies,
     cause_of_logprobs,
@@ -323,8 +324,10 @@ class Judge:
         """
         excess, variance, count = 0.0, 0.0, 0
         drawn: dict[str, list[float]] = {"tokens": [], "first tokens": []}
+        copies = self._improbable_copies()
+        repeats = {i for group in copies for i in group[1:]}
         for number, row in enumerate(self.step.rows):
-            if row.ids:
+            if row.ids and number not in repeats:
                 alone = self.alone[text_key(row.prompt_ids, row.ids)]
                 own = self._sampled(row)
                 excess += float(((-alone.logps - alone.entropies) * own).sum())
@@ -336,24 +339,29 @@ class Judge:
                     drawn["first tokens"] += at[:1][own[:1] > 0].tolist()
         if not variance:
             return Stage("sampling", "cannot tell", "no token was sampled here, or each was certain")
-        if copies := self._improbable_copies():
-            why = cause_of_copies(self.step, self.record, copies, self._share_likeliest)
-            times = ", ".join(str(n) for n in sorted({len(rows) for rows in copies}))
-            cause = f"a group holds one completion {times} times (in {len(copies)} cases), far beyond chance: {why}"
-            return Stage("sampling", "different", cause, where=places([row for rows in copies for row in rows]))
         errors, options = excess / math.sqrt(variance), ", ".join(self.step.sampler_options())
         numbers = abs(excess) / count, f"{count} tokens"
-        chance = self._chance_of_surprise() if errors > _FAR else 1.0
-        if errors < -_FAR or chance < DIFFERENT:
+        chance = self._chance_of_surprise(repeats) if errors > _FAR else 1.0
+        is_far = errors < -_FAR or chance < DIFFERENT
+        of_places, said_of_places = self._uniformity(options, repeats)
+        is_uneven = of_places is not None and of_places.chance < DIFFERENT
+        if copies:
+            why = cause_of_copies(self.step, self.record, copies, self._share_likeliest)
+            times = ", ".join(str(n) for n in sorted({len(rows) for rows in copies}))
+            copied = f"a group holds one completion {times} times (in {len(copies)} cases), far beyond chance"
+            # A sampler that is sharper than what is scored repeats itself too: then its tokens say more than the copies.
+            if UNKNOWN_COPIES not in why or not (is_far or is_uneven):
+                rows = places([row for rows in copies for row in rows])
+                return Stage("sampling", "different", f"{copied}: {why}", where=rows)
+        besides = f"; {copied}" if copies else ""
+        if is_far:
             kind = "likelier" if errors < 0 else "less likely"
-            cause = (
+            said = (
                 f"the sampled tokens are {kind} than their scored distribution gives ({errors:+.1f} standard errors): "
             )
-            why = self._why_sampled_otherwise()
-            return Stage("sampling", "different", cause + why, *numbers)
-        of_places, said_of_places = self._uniformity(options)
-        if of_places is not None and of_places.chance < DIFFERENT:
-            return Stage("sampling", "different", said_of_places, *numbers)
+            return Stage("sampling", "different", f"{said}{self._why_sampled_otherwise()}{besides}", *numbers)
+        if is_uneven:
+            return Stage("sampling", "different", f"{said_of_places}{besides}", *numbers)
         for name, values in drawn.items():
             if odd := odd_share(np.array(values)):
                 cause = f"{odd[1]:.0%} of {len(values)} {name} are among the likeliest ones that hold "
@@ -372,10 +380,14 @@ class Judge:
         said = f"{count} tokens, {errors:+.1f} standard errors{rare}; {said_of_places}"
         return Stage("sampling", verdict, said, *numbers)
 
-    def _chance_of_surprise(self) -> float:
-        """Bound the chance that tokens that are drawn from what is scored are as unlikely as the sampled ones."""
+    def _chance_of_surprise(self, repeats: Collection[int]) -> float:
+        """Bound the chance that tokens that are drawn from what is scored are as unlikely as the sampled ones.
+
+        Args:
+            repeats: numbers of rows that are copies of another.
+        """
         with torch.no_grad(), evaluating(self.policy), without_autocast(self.policy):
-            rows = (row for row in self.step.rows if row.ids)
+            rows = (row for i, row in enumerate(self.step.rows) if row.ids and i not in repeats)
             return chance_of_surprise(
                 (self._logits(self.policy, row.prompt_ids, row.ids).log_softmax(-1), row.ids, self._sampled(row))
                 for row in rows
@@ -384,11 +396,15 @@ class Judge:
     def _why_sampled_otherwise(self) -> str:
         return cause_of_sampling(self.policy, self.step, self.sampler, self.temperature, self._share_likeliest)
 
-    def _uniformity(self, options: str) -> tuple[Uniformity | None, str]:
-        """The places of the sampled tokens, judged, and a sentence on them; None where their distribution is not known."""
+    def _uniformity(self, options: str, repeats: Collection[int]) -> tuple[Uniformity | None, str]:
+        """The places of the sampled tokens, judged, and a sentence on them; None where their distribution is not known.
+
+        Args:
+            repeats: numbers of rows that are copies of another, which are left out.
+        """
         if self.options is None:
             return None, f"what {options or 'min_tokens'} leaves of the distribution is not computed"
-        rows = [row for row in self.step.rows if row.ids]
+        rows = [row for i, row in enumerate(self.step.rows) if row.ids and i not in repeats]
         alone = [self.alone[text_key(row.prompt_ids, row.ids)] for row in rows]
         own = np.concatenate([self._sampled(row) for row in rows]) > 0
         ids = np.concatenate([row.ids for row in rows])[own]
@@ -456,7 +472,36 @@ class Judge:
             cause = "the loss computes its log-probs elsewhere" if elsewhere else "no token is in the loss"
             return Stage("log-probs", "cannot tell", cause)
         used, alone = (np.concatenate(part) for part in ([r.logps for r, *_ in rows], [a.logps for *_, a in rows]))
-        return self._close("log-probs", used, alone, "a row alone, without padding, has other log-probs", self._why)
+        stage = self._close("log-probs", used, alone, "a row alone, without padding, has other log-probs", self._why)
+        return stage if stage.verdict == "different" else self._with_entropies(stage)
+
+    def _with_entropies(self, logprobs: Stage) -> Stage:
+        """The stage of log-probs, different where the loss gets other entropies than those of each row alone.
+
+        A trainer's own scoring may take them of other places, and quantile, bonus and metric follow them.
+        """
+        pairs = [(row.entropies, alone.entropies) for row, *_, alone in self._scored() if row.entropies is not None]
+        if not pairs:
+            return logprobs
+        used, alone = (np.concatenate(part) for part in zip(*pairs, strict=True))
+        limits = tolerance_of(self.step)
+        # TRL may add up p log p over the vocabulary in half precision, which rounds more than a log-prob.
+        wider = 4.0 if self.step.dtype in ("bfloat16", "float16") else 1.0
+        difference = np.abs(used - alone)
+        mean, largest = float(difference.mean()), float(difference.max())
+        if mean <= wider * limits.mean and largest <= wider * limits.largest:
+            return logprobs
+        neighbours = {"before": 1, "after": -1}
+        shifts = {
+            name: np.nanmean(np.concatenate([np.abs(u - shifted(a, by)) for u, a in pairs]))
+            for name, by in neighbours.items()
+        }
+        near = [name for name, off in shifts.items() if off <= wider * limits.mean]
+        why = f": each is that of the token {near[0]} it" if near else ""
+        cause = (
+            f"the entropies of the tokens are not those of a row alone{why}: mean {mean:.2g} nats, {self.step.dtype}"
+        )
+        return replace(logprobs, verdict="different", cause=cause, largest=largest)
 
     def _why(self) -> str:
         rows = [RowAlone(prompt, ids, row.logps, alone.logps) for row, prompt, ids, alone in self._scored()]
@@ -465,29 +510,61 @@ class Judge:
         return f": {cause}"
 
     def reference(self) -> Stage | None:
-        """Say whether the reference's log-probs are those of each row alone; None without a reference in the loss."""
-        rows = [(row, prompt, ids) for row, prompt, ids, _ in self._scored() if row.ref_logps is not None]
+        """Say whether the reference's log-probs are those of each row alone; None without a reference in the loss.
+
+        RLOO has it in its rewards: there only what the reference is can be asked, not what its log-probs were.
+        """
+        if self.step.kind == "RLOO":
+            rows = [(row.prompt_ids, row.ids) for row in self.step.rows if row.ids and self.step.settings["beta"]]
+            taken = None
+        else:
+            scored = [(row, prompt, ids) for row, prompt, ids, _ in self._scored() if row.ref_logps is not None]
+            rows = [(prompt, ids) for _, prompt, ids in scored]
+            taken = [row.ref_logps for row, *_ in scored]
         if not rows:
             return None
-        alone = self._by_reference([(prompt, ids) for _, prompt, ids in rows])
+        if moving := self._moves_with_the_policy(*rows[0]):
+            return Stage("reference", "different", moving)
+        alone = self._by_reference(rows)
         if alone is None:
             return Stage("reference", "cannot tell", "the reference is an adapter of its own")
-        used = np.concatenate([row.ref_logps for row, *_ in rows])
-        stage = self._close("reference", used, np.concatenate(alone), "the reference gives a row alone other log-probs")
+        stage = Stage("reference", "same", "it is the model that the training starts from")
+        if taken is not None:
+            cause = "the reference gives a row alone other log-probs"
+            stage = self._close("reference", np.concatenate(taken), np.concatenate(alone), cause)
         is_below = getattr(self.trainer, "ref_model", None) is None  # an adapter, which no update moves
         if stage.verdict == "different" or (is_below and self.step.begun):
             return stage
         # TRL loads it from the path in the model's config, which need not have the weights that the model was given. An
         # adapter that is trained on has a copy of its start.
-        policy = np.concatenate([self.alone[text_key(prompt, ids)].logps for _, prompt, ids in rows])
+        policy = np.concatenate([self.alone[text_key(prompt, ids)].logps for prompt, ids in rows])
         if self.step.begun:
             if self.step.settings.get("sync_ref_model") or not np.array_equal(np.concatenate(alone), policy):
-                return stage
+                return replace(stage, cause="") if taken is None else stage
             cause = "after updates the reference still is the policy: it follows it, or the weights have not moved"
             return replace(stage, verdict="cannot tell", cause=cause)
         cause = "it is not the model that the training starts from"
         start = self._close("reference", np.concatenate(alone), policy, cause, self._why_not_the_start)
         return stage if start.verdict != "different" else replace(start, verdict="cannot tell")
+
+    def _moves_with_the_policy(self, prompt: list[int], ids: list[int]) -> str:
+        """Name the weights that train and that the reference has too; empty where there are none."""
+        trained = {name: parameter for name, parameter in self.policy.named_parameters() if parameter.requires_grad}
+        model = getattr(self.trainer, "ref_model", None)
+        if model is not None:
+            own = {id(parameter) for parameter in self.trainer.accelerator.unwrap_model(model).parameters()}
+            shared = [name for name, parameter in trained.items() if id(parameter) in own]
+            said = "the reference has weights of the policy itself, which move with it"
+        elif is_sharded(self.policy) or (below := self._below()) is None:
+            return ""
+        else:
+            with own_gradients(self.policy) as gradients, below:
+                logits = self._logits(self.policy, prompt, ids)
+                if logits.requires_grad:
+                    logits.logsumexp(-1).sum().backward()
+            shared = [name for name in gradients if name in trained]
+            said = "the reference is what lies below the adapter, and part of that trains"
+        return f"{said}: {', '.join(shared[:2])}{', ...' if len(shared) > 2 else ''}" if shared else ""
 
     def _why_not_the_start(self) -> str:
         """Say that the start of an adapter took something off the weights below it, as PiSSA's does."""
@@ -529,14 +606,19 @@ class Judge:
         model = getattr(self.trainer, "ref_model", None)
         below: Any = contextlib.nullcontext()
         if model is None:
-            adapters = getattr(self.policy, "peft_config", None)
-            if adapters is None:
-                return None
-            # TRL keeps a copy of an adapter that is trained on.
             model = self.policy
-            below = adapter_in_use(model, "ref") if "ref" in adapters else model.disable_adapter()
+            if (below := self._below()) is None:
+                return None
         with below, evaluating(model), without_autocast(model):
             return [self._score(model, prompt, ids).logps for prompt, ids in texts]
+
+    def _below(self) -> Any:
+        """A context in which the policy computes as its reference, which has no model of its own; None without an adapter."""
+        adapters = getattr(self.policy, "peft_config", None)
+        if adapters is None:
+            return None
+        # TRL keeps a copy of an adapter that is trained on.
+        return adapter_in_use(self.policy, "ref") if "ref" in adapters else self.policy.disable_adapter()
 
     def _reference_kl(self) -> np.ndarray | None:
         """(N,) of the sampled rows that RLOO takes off their rewards, None where that is not so or not known."""
@@ -643,6 +725,15 @@ class Judge:
                 np.any(slopes) for loss in self.losses if loss for slopes in loss.slopes
             ):
                 cause = "each token that has an advantage is beyond the clip"
+            elif self.step.kind != "Distillation" and (
+                trains := [name for name, p in self.policy.named_parameters() if p.requires_grad]
+            ):
+                merged = any(getattr(module, "merged", False) is True for module in self.policy.modules())
+                why = (
+                    "the adapter is merged into the weights below it" if merged else "does the model compute with them?"
+                )
+                cause = f"the loss has slopes, and none of the {len(trains)} tensors that train gets a gradient: {why}"
+                return Stage("gradient", "different", cause, 1.0)
             return Stage("gradient", "cannot tell", cause)
         if not used_square or not expected_square:
             cause = "there is one, but the loss gives none" if used_square else "there is none, but the loss gives one"

@@ -6,6 +6,7 @@ asked: it gets the recorded completions, with old, reference and sampled log-pro
 advantages that are moved by a known amount. The model does not run: the loss gets log-probs in place of the model's, and
 autograd gives its slope by each of them. The amounts are as large as the limits that the settings name, half of them beyond,
 on both sides. Only what the loss gets anyway is moved: a loss that is never given old log-probs is not asked about them.
+Every other question also cuts rows at other lengths: where all rows are equally long, divisors of several loss types agree.
 """
 
 import math
@@ -20,7 +21,7 @@ from ..replay.grpo_math import Loss, LossRow
 from ..replay.report import Stage
 from ..replay.stages import ALL_ONE, SAME, losses_of
 from ..replay.step import MicroRows, Step
-from ..training.record_step import MicroBatch, StepRecord, adapted_coefficient, as_it_was, ask_loss
+from ..training.record_step import MicroBatch, StepRecord, adapted_coefficient, as_it_was, ask_loss, loss_mask_of
 from ..training.step_numbers import micro_rows
 
 _ALLOWED = 1e-3  # difference of a slope or value, relative to its size
@@ -55,6 +56,7 @@ class _Answer:
     slopes: list[np.ndarray]  # of each row (T,)
     entropy_slopes: list[np.ndarray] | None
     elsewhere: float  # the largest slope by a token that is no part of the row
+    tokens: Sequence[float] = ()  # in the loss of the generation, where rows were cut
 
 
 def ask_off_policy(trainer: Any, step: Step, record: StepRecord) -> Asked:
@@ -88,7 +90,9 @@ def _is_kl_unseen(step: Step) -> bool:
 
 def _ask(trainer: Any, step: Step, micro_batches: Sequence[MicroBatch], number: int, first: int) -> list[_Answer]:
     """The answers to one question for each micro-batch; the first of them is the trainer's micro-batch number `first`."""
-    answers = []
+    answers, tokens = [], list[float]()
+    if number % 2 and _may_be_cut(step, micro_batches):
+        micro_batches, tokens = _cut(micro_batches, number)
     for place, micro in enumerate(micro_batches):
         trainer._step = first + place  # a loss may treat one of them otherwise
         inputs, coefficient = moved_inputs(step, micro, number, place), adapted_coefficient(trainer)
@@ -99,8 +103,33 @@ def _ask(trainer: Any, step: Step, micro_batches: Sequence[MicroBatch], number: 
         slopes = _of_rows(by_logp, there)
         entropy_slopes = None if by_entropy is None else _of_rows(by_entropy, there)
         elsewhere = float(by_logp[~there].abs().max()) if (~there).any() else 0.0
-        answers.append(_Answer(rows, value, slopes, entropy_slopes, elsewhere))
+        answers.append(_Answer(rows, value, slopes, entropy_slopes, elsewhere, tokens))
     return answers
+
+
+def _may_be_cut(step: Step, micro_batches: Sequence[MicroBatch]) -> bool:
+    """True where the micro-batches are one whole generation, whose tokens can be counted again if rows are cut."""
+    items = micro_batches[0].inputs.get("num_items_in_batch")
+    if step.kind != "GRPO" or step.processes > 1 or len(step.advantages) != 1 or items is None:
+        return False
+    return float(items) == sum(float(loss_mask_of(micro.inputs).sum()) for micro in micro_batches)
+
+
+def _cut(micro_batches: Sequence[MicroBatch], number: int) -> tuple[list[MicroBatch], list[float]]:
+    """The micro-batches with rows that end earlier, each at a length of its own, and the tokens that are left in the loss."""
+    rng, cut = np.random.default_rng([number, 7]), []
+    for micro in micro_batches:
+        mask = micro.inputs["completion_mask"]
+        lengths = mask.sum(1)
+        ends = [int(rng.integers(1, n + 1)) if n else 0 for n in lengths.tolist()]
+        kept = mask.cumsum(1) <= torch.tensor(ends, device=mask.device)[:, None]
+        cut.append(replace(micro, inputs=dict(micro.inputs) | {"completion_mask": mask * kept.to(mask.dtype)}))
+    items = torch.stack([loss_mask_of(micro.inputs).sum() for micro in cut]).sum()
+    of_step = micro_batches[0].inputs["num_items_in_batch"]
+    counted = (
+        torch.as_tensor(items, dtype=of_step.dtype, device=of_step.device) if torch.is_tensor(of_step) else float(items)
+    )
+    return [replace(m, inputs=dict(m.inputs) | {"num_items_in_batch": counted}) for m in cut], [float(items)]
 
 
 def scored(micro: MicroBatch) -> torch.Tensor:
@@ -150,9 +179,17 @@ def moved_inputs(step: Step, micro: MicroBatch, number: int, place: int) -> dict
         inputs["importance_sampling_ratio"] = table(weights[:, :columns])
     shape = tuple(inputs["advantages"].shape)
     signs = (-1.0) ** (np.arange(shape[0]) + number + place)
-    sizes = rng.uniform(0.5, 1.5, shape)
+    sizes = rng.uniform(0.5, largest_advantage(step), shape)
     inputs["advantages"] = table(signs.reshape([-1] + [1] * (len(shape) - 1)) * sizes)
     return inputs
+
+
+def largest_advantage(step: Step) -> float:
+    """The size that advantages of such a step can have, at least 1.5; in a scaled group that of one row against the rest."""
+    size = step.num_generations
+    seen = max((float(np.abs(table).max()) for table in step.advantages if table.size), default=0.0)
+    scaled = (size - 1) / math.sqrt(size) if step.settings.get("scale_rewards") == "group" else 2 * seen
+    return max(1.5, scaled)
 
 
 def level_of(step: Step) -> str:
@@ -266,7 +303,8 @@ def _worst(step: Step, rounds: Sequence[list[_Answer]], definition: Definition) 
     """The largest difference between answers and a definition, relative to its size; and where, at a token if there is one."""
     largest = {"value": (0.0, ""), "slope": (0.0, "")}
     for number, answers in enumerate(rounds):
-        losses = definition(replace(step, micro_batches=[answer.rows for answer in answers]))
+        tokens = answers[0].tokens or step.tokens
+        losses = definition(replace(step, micro_batches=[answer.rows for answer in answers], tokens=tokens))
         for place, (answer, loss) in enumerate(zip(answers, losses, strict=True)):
             for off, kind, name in [] if loss is None else _differences(step, answer, loss):
                 size = math.inf if math.isnan(off) else off

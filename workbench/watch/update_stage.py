@@ -21,7 +21,7 @@ def update_stage(record: StepRecord, policy: Any, args: Any, state: Any) -> Stag
         return Stage("update", "different", cause)
     if step is None:
         return Stage("update", "cannot tell", record.problem)
-    if fault := _fault_of_groups(step):
+    if fault := _fault_of_groups(step, policy):
         return Stage("update", "different", fault)
     if step.unlike_args:
         # Later in a training an optimizer that the user passed can look like one that transformers made.
@@ -71,12 +71,21 @@ def _said(step: OptimizerStep, policy: Any, share: float) -> str:
     return said
 
 
-def _fault_of_groups(step: OptimizerStep) -> str:
-    """Parameters that the optimizer lacks, and groups that climb."""
+def _fault_of_groups(step: OptimizerStep, policy: Any) -> str:
+    """Parameters that the optimizer lacks, a scheduler of other groups, and groups that climb."""
+    if not any(p.requires_grad for p in policy.parameters()):
+        cause = "no parameter of the model requires a gradient, so nothing trains"
+        if hasattr(policy, "peft_config"):
+            cause += ": PeftModel.from_pretrained needs is_trainable=True"
+        return cause
     if not step.holds_any:
         return f"no parameter of {step.optimizer} trains: it was made for another model, or before an adapter"
     if step.without_group:
         return f"no group of the optimizer holds {_listed(step.without_group)}: they have a gradient and do not move"
+    if not step.is_scheduled:
+        rate = "its own" if step.learning_rate is None else f"{step.learning_rate:g}"
+        cause = f"the scheduler was made for another optimizer, whose learning rate it sets: that of {step.optimizer}"
+        return f"{cause}, which trains, stays {rate}"
     for group in step.groups:
         if group.maximize:
             return f"{step.optimizer} climbs the loss: maximize=True {_of(group, step.groups)}"

@@ -22,39 +22,35 @@ MEASURED = "measured"  # the folder of what the programs of benchmarks/ stored
 def on_smollm2(results: Sequence[Result], run: Run) -> HTML | str:
     """Show what a notebook showed on SmolLM2-135M-Instruct: each sentence with its verdict there and here, as a table.
 
-    Sentences of two runs are about the same thing if they are alike apart from their numbers. Left out are those that have the
-    same words and verdict in both, and what was not run there. Sentences about other models are not stored (`benchmarks.real`).
+    Sentences of two runs are about the same thing if they are alike apart from their numbers. What was not run there is left
+    out. Sentences about other models are not stored (`benchmarks.real`).
 
     Args:
         results: those of this run.
         run: of the notebook. One of a toy confirms and refutes no claim.
 
     Returns:
-        A table that shows itself, with the run's model, steps, seeds, rate, TRL, commit, date and minutes in its caption; a
-        sentence where nothing is recorded.
+        A table that shows itself, with the run's model, parameters, TRL, commit, date and minutes in its caption; a sentence
+        where nothing is recorded.
     """
     row = read_json(packaged("data") / FILE, {})["rows"].get(run.notebook)
     if row is None:
         return "No run of this notebook on SmolLM2 is recorded."
     here = show_results(results, run)
     verdicts = {_words(one.says): one.verdict for one in here}
-    shared, lines = {(one.says, one.verdict) for one in here}, []
+    lines = []
     for there in results_of(row):
         alike = difflib.get_close_matches(_words(there.says), verdicts, n=1, cutoff=ALIKE)
-        if (there.says, there.verdict) not in shared and not there.why.startswith(NOT_RUN):
+        if not there.why.startswith(NOT_RUN):
             verdict = verdicts[alike[0]] if alike else ""
             says = f"{there.says} ({there.why})" if there.why else there.says
             lines.append([verdict, there.verdict, html.escape(says)])
     made = row["environment"]
-    about = [
-        f"{name}: {row['parameters'][name]}"
-        for name in ("steps", "seeds", "learning_rate")
-        if name in row["parameters"]
-    ]
+    about = [f"{name}: {value}" for name, value in row["parameters"].items() if name != "model" and value != ""]
     about += [f"TRL {made['packages']['trl']}", f"commit {made['git_commit'][:7]}", made["date"]]
     model = NAMES[row["parameters"]["model"]]
-    caption = f"{model} ({', '.join(about)}); {row['minutes']} minutes on {made['cores']} CPU cores"
-    return HTML(html_table(lines, ("here", "SmolLM2", "what SmolLM2 shows"), caption))
+    caption = f"{model} ({', '.join(about)}); {row['minutes']} minutes, threads: {made['threads']}"
+    return HTML(html_table(lines, ("here", "SmolLM2", "what SmolLM2 shows"), html.escape(caption)))
 
 
 def _words(says: str) -> str:
