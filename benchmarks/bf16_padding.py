@@ -43,7 +43,7 @@ def page(result: dict) -> list[str]:
         "",
         f"Mean change of a log-prob of SmolLM2 in bf16 [nats], from each text alone: {result['texts']} texts of the starter",
         f"in batches of {result['rows of a batch']}. Intervals are over texts. Another batch size: copies of a text,",
-        "without pads. Notebook 03 has numbers of another machine.",
+        "without pads.",
         "",
         *table(["way", "mean change"], [(way, says.split(";")[0]) for way, says in result["summary"].items()]),
         "",

@@ -16,18 +16,11 @@ from workbench import check_step
 from workbench.errors import RunError
 from workbench.experiments.recipes import resolve_model
 from workbench.replay.file import replay_step
-from workbench.training.record_step import (
-    StepRecord,
-    UnsampledRow,
-    _apart,
-    _heard,
-    _Hearing,
-    _is_same,
-    _match_rows,
-    _reads,
-)
+from workbench.training.match_rows import UnsampledRow, match_rows
+from workbench.training.record_rewards import Hearing, apart, heard, is_same, reads
 from workbench.training.recording import StepRecorder
 from workbench.training.rewards import is_async, name_of
+from workbench.training.step_record import StepRecord
 from workbench.watch.attach import StepCheck
 
 pytestmark = pytest.mark.slow
@@ -102,9 +95,9 @@ def test_rows_that_share_a_list_are_told(tmp_path):
 
 def test_equal_values_are_the_same_whatever_holds_them():
     table, vector = {"a": [1, (2.0, None)]}, torch.tensor([1.0, torch.nan])
-    assert _is_same(table, {"a": [1, (2.0, None)]}) and not _is_same(table, {"a": [1, (2.5, None)]})
-    assert _is_same([vector, vector.numpy()], [vector.clone(), vector.numpy().copy()])
-    assert not _is_same([vector], [vector[:1]]) and not _is_same([vector], [vector + 1])
+    assert is_same(table, {"a": [1, (2.0, None)]}) and not is_same(table, {"a": [1, (2.5, None)]})
+    assert is_same([vector, vector.numpy()], [vector.clone(), vector.numpy().copy()])
+    assert not is_same([vector], [vector[:1]]) and not is_same([vector], [vector + 1])
 
 
 class Row(dict):
@@ -117,12 +110,12 @@ class Row(dict):
 def test_what_a_function_may_write_into_is_kept_apart():
     shared = ["a"]
     row = {"tests": shared, "also": shared, "table": {"a": [1]}, "array": np.zeros(2), "image": object()}
-    own = _apart(row)
-    assert own["tests"] is own["also"] and own["image"] is row["image"] and _is_same(own, row)
+    own = apart(row)
+    assert own["tests"] is own["also"] and own["image"] is row["image"] and is_same(own, row)
     shared.clear(), row["table"]["a"].append(2), row["array"].fill(1)
     assert own["tests"] == ["a"] and own["table"] == {"a": [1]} and not own["array"].any()
     alone = Row(a=1)
-    assert _apart([alone])[0] is alone
+    assert apart([alone])[0] is alone
 
 
 class SamplesAgain(trl.GRPOTrainer):
@@ -183,7 +176,7 @@ def test_the_last_of_several_samplings_is_checked(cls, shifted, tmp_path):
     assert (report.first.name if report.first else None) == ("rewards" if shifted else None), report
 
 
-def test_rows_are_found_by_their_tokens_in_the_last_samples_first():
+def test_rows_are_found_by_their_tokens_last_samples_first():
     record = StepRecord(finish_reasons=["stop", "length", "stop", "length"])
     record.generated = [([[1], [2]], [[5, 6], [7, 0]]), ([[1], [2]], [[5, 6], [8]])]
     record.turns = [([[1], [2]], [[5, 6], [7, 0]]), ([[1], [2]], [[5, 6], [8]])]
@@ -194,13 +187,13 @@ def test_rows_are_found_by_their_tokens_in_the_last_samples_first():
     output |= {"prompt_ids": torch.tensor([[0, 2], [0, 1]]), "prompt_mask": torch.tensor([[0, 1], [0, 1]])}
     taken = copy.deepcopy(record)
     taken.outputs = [output]
-    _match_rows(taken, before, pad=0)
+    match_rows(taken, before, pad=0)
     assert taken.generated == [([[2], [1]], [[7, 0], [5, 6]], None, None)]
     assert taken.finish_reasons == ["length", "stop"] and len(taken.turns) == 1 and len(taken.turns[0][1]) == 4
     assert taken.selected == "the loss takes 2 of 4 sampled completions" and not taken.texts
     strange = copy.deepcopy(record)
     strange.outputs = [output | {"completion_ids": torch.tensor([[7, 0], [5, 9]])}]
-    _match_rows(strange, before, pad=0)
+    match_rows(strange, before, pad=0)
     assert [type(row) for row in strange.generated[0][1]] == [list, UnsampledRow]
     assert not strange.turns and not strange.finish_reasons
     assert strange.selected == "1 of 2 rows of the loss are of no completion that was sampled here"
@@ -209,7 +202,7 @@ def test_rows_are_found_by_their_tokens_in_the_last_samples_first():
         output | {"completion_ids": torch.tensor([[5, 6], [8, 0]]), "prompt_ids": torch.tensor([[0, 1], [0, 2]])}
     ]
     last.judged_otherwise = {"prompts": {0, 3}}
-    _match_rows(last, before, pad=0)
+    match_rows(last, before, pad=0)
     assert last.generated == record.generated[1:] and len(last.rewards) == len(last.scored) == len(last.turns) == 1
     assert last.finish_reasons == ["stop", "length"] and len(last.texts) == 2 and not last.noticed
     assert last.judged_otherwise == {"prompts": {1}}
@@ -300,17 +293,17 @@ def test_what_listens_to_a_function_passes_for_it():
     async def later(completions, scale=1.0, **_):
         return [scale for _ in completions]
 
-    hearing = _Hearing(torch.nn.Module(), None, {})
+    hearing = Hearing(torch.nn.Module(), None, {})
     for function in (length, later, functools.partial(later, scale=2.0), Scorer(), LaterScorer(), Scorer().__call__):
-        heard = _heard(function, [], hearing, None)
-        assert callable(heard) and heard == function and hash(heard) == hash(function)
-        assert inspect.signature(heard) == inspect.signature(function)
-        assert is_async(heard) == is_async(function) and name_of(heard) == name_of(function)
-        assert inspect.iscoroutinefunction(heard) == inspect.iscoroutinefunction(function)
+        noting = heard(function, [], hearing, None)
+        assert callable(noting) and noting == function and hash(noting) == hash(function)
+        assert inspect.signature(noting) == inspect.signature(function)
+        assert is_async(noting) == is_async(function) and name_of(noting) == name_of(function)
+        assert inspect.iscoroutinefunction(noting) == inspect.iscoroutinefunction(function)
         if not inspect.ismethod(function):
-            heard.note = 3
+            noting.note = 3
             assert function.note == 3
-        assert _reads(function, "completions") and _reads(function, "tests") is False
+        assert reads(function, "completions") and reads(function, "tests") is False
 
 
 def curriculum(completions, trainer_state, **_):

@@ -17,7 +17,8 @@ import torch
 
 from ..errors import ParameterError
 from .engine import hook
-from .record_step import StepRecord, check_model, finish_update, restored, weights_put_back
+from .record_step import check_model, finish_update, restored, weights_put_back
+from .step_record import StepRecord
 
 _TRL = "trl.experimental.async_grpo.async_grpo_trainer"
 _MOST_REPEATS = 1000  # of the rows that a user gives, until they fill an update

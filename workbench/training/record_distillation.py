@@ -9,7 +9,8 @@ from unittest import mock
 
 import torch
 
-from .record_step import StepRecord, record_step
+from .record_step import record_step
+from .step_record import StepRecord
 
 
 @dataclass

@@ -2,14 +2,12 @@
 
 import contextlib
 import copy
-import functools
 import hashlib
-import inspect
 import math
 import random
 from collections import defaultdict
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 from unittest import mock
 
@@ -19,9 +17,9 @@ from accelerate.utils import gather_object
 from transformers.trainer_utils import has_length
 
 from ..errors import ParameterError, RunError
-from ..replay.stages import places, without_pads
 from .engine import finish_reasons, hook, hook_requests, unhook
-from .optimizer_step import OptimizerStep, has_modes, step_and_undo
+from .match_rows import counts_of, match_rows
+from .optimizer_step import has_modes, step_and_undo
 from .processes import (
     average_gradients,
     check_engine,
@@ -32,119 +30,13 @@ from .processes import (
     own_part,
     whole,
 )
-from .rewards import is_async, name_of
+from .record_rewards import Hearing, apart, heard
 from .rows import eos_ids, policy_of, tokenizer_of
 from .snapshot import Snapshot, host_copy, modules_restored, sums_of
-
-
-@dataclass
-class MicroBatch:
-    """What one call of the loss took and gave. Tensors (B, P + T) or (B, T) as TRL padded them."""
-
-    inputs: Mapping[str, Any]
-    logps: torch.Tensor | None = None  # (B, T), without gradients
-    entropies: torch.Tensor | None = None
-    loss: float = float("nan")
-    generation: int = -1  # whose rows they are, of those taken down
-    entropy_coef: float | None = None  # that the trainer adapts and this loss took
-    others: tuple = ()  # what the scoring returns behind log-probs and entropies, as a router's loss
-    entropy_threshold: float | None = None  # from which on tokens of any process are in the loss, of several processes
-
+from .step_record import MicroBatch, StepRecord, row_tokens
 
 # A parameter's hooks, which may step: those that run when its gradient is there, and those that get it.
 _STEPPING = ("_post_accumulate_grad_hooks", "_backward_hooks")
-
-
-@dataclass(frozen=True)
-class Noticed:
-    """What was noticed while a step ran, which the numbers of a stage do not show."""
-
-    verdict: str  # of the stage: `different` or `cannot tell`
-    cause: str
-    over: tuple[str, ...] = ("same", "rounding", "cannot tell", "different")  # verdicts by numbers that it replaces
-
-
-@dataclass
-class StepRecord:
-    """What a trainer used at each stage of one update, of this process."""
-
-    inputs: list[dict] = field(default_factory=list)  # N rows of the data set, of each generation
-    generated: list[tuple] = field(default_factory=list)  # what `_generate` returned, of each generation
-    turns: list[tuple[list, list]] = field(
-        default_factory=list
-    )  # prompt ids and completion ids of each call of the sampler
-    finish_reasons: list[str] = field(default_factory=list)  # N of the engine, where it says them
-    scored: list[list] = field(default_factory=list)  # what each reward function returned, call by call
-    rewards: list[torch.Tensor] = field(default_factory=list)  # (N, F), over all processes
-    # Rows whose prompt or completion a reward function got otherwise than TRL gave it to the trainer's method.
-    judged_otherwise: dict[str, set[int]] = field(default_factory=dict)
-    # A reward model, the tables (N, L) that it took, and its rewards, of each call.
-    judged: list[tuple[Any, Mapping[str, torch.Tensor], list[float]]] = field(default_factory=list)
-    # Prompt and completion of each row, as the reward functions get them.
-    texts: list[tuple] = field(default_factory=list)
-    seeding: set[str] = field(default_factory=set)  # reward functions that set torch's seed
-    drawn_from: str = ""  # the state of torch's generators at the first call of the policy's `generate`, hashed
-    drawn_alike: bool = False  # in another process it was the same
-    outputs: list[Mapping[str, Any]] = field(default_factory=list)  # of each generation, as the loss will get it
-    tokens: list[float] = field(default_factory=list)  # in the loss of each generation, counted in all processes
-    micro_batches: list[MicroBatch] = field(default_factory=list)
-    metrics: dict[str, list[float]] = field(default_factory=dict)
-    gradients: dict[str, torch.Tensor] = field(default_factory=dict)  # on their device, before clipping
-    update: OptimizerStep | None = None  # None where there is a problem
-    averaged: bool = False  # gradients are the mean over the processes
-    unlike: list[str] = field(default_factory=list)  # parameters that are not the same in all processes
-    problem: str = ""  # why there is no update
-    open: bool = False  # in a generation of the training
-    stale: bool = False  # the generation is one of an earlier update, and the next one replaces it
-    reused: bool = False  # a loss took completions that were sampled before an earlier update
-    losses: bool = True  # take down losses too
-    step_losses: list[float] = field(default_factory=list)  # what `training_step` returned, of each micro-batch
-    noticed: dict[str, list[Noticed]] = field(default_factory=dict)  # by stage
-    selected: str = ""  # where the loss takes other rows than a generation sampled: in words
-    left_in_evaluation: set[str] = field(default_factory=set)  # reward functions that leave the policy so
-    losses_in_evaluation: int = 0  # that `training_step` took so
-    moving: str = ""  # why weights move before the optimizer steps, where they do
-
-    def forget_generation(self) -> None:
-        for part in (
-            self.inputs,
-            self.generated,
-            self.turns,
-            self.finish_reasons,
-            self.scored,
-            self.rewards,
-            self.judged_otherwise,
-            self.judged,
-            self.texts,
-            self.seeding,
-            self.outputs,
-            self.noticed,
-        ):
-            part.clear()
-        self.stale, self.selected = False, ""
-
-    def notice(self, stage: str, verdict: str, cause: str, over: tuple[str, ...] = Noticed.over) -> None:
-        """Add to what was noticed of a stage, once."""
-        found = self.noticed.setdefault(stage, [])
-        if (each := Noticed(verdict, cause, over)) not in found:
-            found.append(each)
-
-    def notice_selection(self, taken: int, sampled: int, strange: int) -> None:
-        """Note that the loss gets other rows than were sampled, so that their rewards cannot be followed.
-
-        Args:
-            taken, sampled: the number of rows.
-            strange: how many of those that are taken were not sampled.
-        """
-        if strange:
-            self.selected = f"{strange} of {taken} rows of the loss are of no completion that was sampled here"
-            for stage in ("sampling", "ends", "turns", "mask"):
-                self.notice(stage, "cannot tell", self.selected)
-        else:
-            self.selected = f"the loss takes {taken} of {sampled} sampled completions"
-            self.notice("sampling", "cannot tell", f"{self.selected}, not by chance", over=("different",))
-        self.notice("rewards", "cannot tell", f"{self.selected}: their rewards are not compared")
-        self.notice("advantages", "cannot tell", f"{self.selected}: the rewards behind their advantages are not known")
 
 
 def record_step(
@@ -458,7 +350,7 @@ def switch_dropout_off(model: torch.nn.Module) -> None:
 def _batches(trainer: Any, batch: list[dict] | None) -> Iterator:
     if batch is not None:
         while True:
-            yield _apart(batch)  # a reward function may write into rows that are trained afterwards
+            yield apart(batch)  # a reward function may write into rows that are trained afterwards
     if trainer.train_dataset is None:
         raise ParameterError(
             "check_step: the trainer has no train_dataset; give rows with batch=[{'prompt': ...}, ...]"
@@ -711,7 +603,7 @@ class StepListener:
             if not record.micro_batches:  # else this step has begun with rows of the generation before
                 record.forget_generation()
             record.stale = False
-        rows, before = _apart(inputs) if record.open else inputs, _counts(record)
+        rows, before = apart(inputs) if record.open else inputs, counts_of(record)
         self._generating = True
         try:
             result = original(inputs)
@@ -720,7 +612,7 @@ class StepListener:
         if record.open:
             record.inputs.extend(rows)
             record.outputs.append(copied(result))
-            self._guarded(_match_rows, record, before, tokenizer_of(self._trainer).pad_token_id)
+            self._guarded(match_rows, record, before, tokenizer_of(self._trainer).pad_token_id)
         record.open = False
         return result
 
@@ -736,14 +628,14 @@ class StepListener:
             return original(*args, **kwargs)
         names = ("inputs", "prompts", "completions", "completion_ids_list")
         own = dict(zip(names, args, strict=False)) | kwargs
-        own |= {name: _apart(own[name]) for name in ("inputs", "prompts", "completions") if name in own}
-        own["completion_ids"] = [_tokens(ids) for ids in own.get("completion_ids_list") or []]
+        own |= {name: apart(own[name]) for name in ("inputs", "prompts", "completions") if name in own}
+        own["completion_ids"] = [row_tokens(ids) for ids in own.get("completion_ids_list") or []]
         record.texts.extend(zip(own.get("prompts", ()), own.get("completions", ()), strict=False))
         calls: list[list[list]] = [[] for _ in trainer.reward_funcs]  # what each function returned, call by call
-        hearing = _Hearing(trainer.model, record, own)
+        hearing = Hearing(trainer.model, record, own)
         with contextlib.ExitStack() as stack:
-            heard = [_heard(*each, hearing, stack) for each in zip(trainer.reward_funcs, calls, strict=True)]
-            stack.enter_context(mock.patch.object(trainer, "reward_funcs", heard))
+            noting = [heard(*each, hearing, stack) for each in zip(trainer.reward_funcs, calls, strict=True)]
+            stack.enter_context(mock.patch.object(trainer, "reward_funcs", noting))
             result = original(*args, **kwargs)
         # A function that is not called once for all rows gives a call that fits no table.
         record.scored.extend(own_calls[0] if len(own_calls) == 1 else [] for own_calls in calls)
@@ -777,7 +669,7 @@ class StepListener:
 
     def _note_turn(self, prompts: Any, completions: Any) -> None:
         """Note copies: TRL's loop of tools writes into its lists."""
-        self._record.turns.append(([_tokens(ids) for ids in prompts], [_tokens(ids) for ids in completions]))
+        self._record.turns.append(([row_tokens(ids) for ids in prompts], [row_tokens(ids) for ids in completions]))
 
     def _note_answer(self, pairs: list[tuple]) -> None:
         self._asked.extend(pairs)
@@ -838,138 +730,12 @@ def copied(tables: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def _tokens(ids: Any) -> list[int]:
-    """A copy of a row of token ids; of some rows only a slice shows them all."""
-    return [int(token) for token in ids[:]]
-
-
 def _own_rows(part: Any) -> Any:
     """A list of rows, each of them copied as what it is; anything else as it is."""
     if not isinstance(part, list):
         return part
     copies = [copy.copy(row) if isinstance(row, list | np.ndarray) else row for row in part]
     return [row.clone() if isinstance(row, torch.Tensor) else row for row in copies]
-
-
-def _apart(value: Any, made: dict[int, Any] | None = None) -> Any:
-    """A value with lists, tables and arrays of its own, since a reward function may sort, strip or empty those it is given.
-
-    What is one object in two places is one in the copy too. Anything else, such as an image, stays what it is.
-    """
-    made = {} if made is None else made
-    if not isinstance(value, list | dict | set | bytearray | np.ndarray | torch.Tensor):
-        return value
-    if id(value) not in made:
-        try:
-            own: Any = value.detach().clone() if isinstance(value, torch.Tensor) else copy.copy(value)
-        except Exception:  # a class of anybody's may have no copies
-            return value
-        made[id(value)] = own
-        if isinstance(value, list):
-            own[:] = [_apart(each, made) for each in value]
-        elif isinstance(value, dict):
-            own.update((name, _apart(each, made)) for name, each in value.items())
-    return made[id(value)]
-
-
-# What a record has of its generations, in the order in which it was taken down.
-_TAKEN = ("generated", "rewards", "scored", "texts", "turns", "finish_reasons")
-
-
-def _counts(record: StepRecord) -> dict[str, int]:
-    return {name: len(getattr(record, name)) for name in _TAKEN}
-
-
-def _match_rows(record: StepRecord, before: Mapping[str, int], pad: int | None) -> None:
-    """Keep of a generation what belongs to the rows that the loss gets: a method may sample again, or leave rows out.
-
-    Rows are found by their tokens, among the last samples first.
-
-    Args:
-        before: how much was taken down before this generation.
-    """
-    made, output = record.generated[before["generated"] :], record.outputs[-1]
-    if len(made) == 1 and len(made[0][1]) == len(output["completion_ids"]):
-        return
-    texts = _texts_of(output, pad)
-    places = _places_of(texts, made, pad)
-    if made and places == [(len(made) - 1, row) for row in range(len(made[-1][1]))]:
-        _keep_last(record, before, made)
-        return
-    rows = [_row_at(made, *each) for each in zip(places, texts, strict=True)]
-    prompts, ids, masks = (list(part) for part in zip(*rows, strict=True))
-    has_masks = any(mask is not None for mask in masks)
-    masks = [[1] * len(row) if mask is None else mask for row, mask in zip(ids, masks, strict=True)]
-    record.generated[before["generated"] :] = [(prompts, ids, masks if has_masks else None, None)]
-    strange, sampled = places.count(None), sum(len(each[1]) for each in made)
-    reasons, turns = record.finish_reasons[before["finish_reasons"] :], record.turns[before["turns"] :]
-    firsts = np.cumsum([0, *(len(each[1]) for each in made)])
-    del record.finish_reasons[before["finish_reasons"] :], record.texts[before["texts"] :]
-    if strange:
-        record.turns.clear()
-    else:
-        if len(reasons) == sampled:
-            record.finish_reasons += [reasons[firsts[number] + row] for number, row in filter(None, places)]
-        if len(turns) == len(made):  # one turn each
-            joined = [ids for asked, _ in turns for ids in asked], [ids for _, given in turns for ids in given]
-            record.turns[before["turns"] :] = [joined]
-    record.notice_selection(len(rows), sampled, strange)
-
-
-def _texts_of(output: Mapping[str, Any], pad: int | None) -> list[tuple[list[int], list[int]]]:
-    """Prompt and completion of each row that the loss gets, without padding."""
-    found = []
-    for i, ids in enumerate(output["completion_ids"]):
-        prompt = output["prompt_ids"][i][output["prompt_mask"][i].bool()]
-        kept = torch.nonzero(output["completion_mask"][i].bool() | (ids != pad))
-        found.append((prompt.tolist(), ids[: int(kept.max()) + 1 if len(kept) else 0].tolist()))
-    return found
-
-
-def _places_of(
-    texts: Sequence[tuple[list[int], list[int]]], made: Sequence[tuple], pad: int | None
-) -> list[tuple[int, int] | None]:
-    """Where each text was sampled: number of the sampling, and row there. None: nowhere, or it was taken already."""
-    free: dict[tuple, list[tuple[int, int]]] = {}
-    for number in reversed(range(len(made))):
-        for row, text in enumerate(zip(made[number][0], made[number][1], strict=True)):
-            free.setdefault(_key_of(*text, pad), []).append((number, row))
-    found = (free.get(_key_of(*text, pad)) for text in texts)
-    return [places.pop(0) if places else None for places in found]
-
-
-def _key_of(prompt: Any, ids: Any, pad: int | None) -> tuple:
-    return tuple(_tokens(prompt)), without_pads(_tokens(ids), pad)
-
-
-class UnsampledRow(list):
-    """The token ids of a row that the loss gets and that was not sampled here, so that nobody knows how it ended."""
-
-
-def _row_at(made: Sequence[tuple], place: tuple[int, int] | None, text: tuple[list[int], list[int]]) -> tuple:
-    """Prompt, completion and mask of tools of a sampled row; of any other one those that the loss gets."""
-    if place is None:
-        return text[0], UnsampledRow(text[1]), None
-    number, row = place
-    prompts, ids, *others = made[number]
-    masks = others[0] if len(others) > 1 else None  # RLOO has no tools
-    return prompts[row], ids[row], None if masks is None else masks[row]
-
-
-def _keep_last(record: StepRecord, before: Mapping[str, int], made: Sequence[tuple]) -> None:
-    """Forget all but the last of several samplings, of which the loss gets every row."""
-    tables = record.rewards[before["rewards"] :]
-    if len(tables) == len(made):  # the numbers of its rows are those of what is left
-        first = sum(map(len, record.rewards[: before["rewards"]]))
-        last = first + sum(map(len, tables[:-1]))
-        for name, rows in record.judged_otherwise.items():
-            earlier = {row for row in rows if row < first}
-            record.judged_otherwise[name] = earlier | {row - last + first for row in rows if row >= last}
-    for name in _TAKEN:
-        part = getattr(record, name)
-        count = len(part) - before[name]
-        if count % len(made) == 0:  # else it was not done for each of them
-            del part[before[name] : len(part) - count // len(made)]
 
 
 def adapted_coefficient(trainer: Any) -> float | None:
@@ -980,234 +746,7 @@ def adapted_coefficient(trainer: Any) -> float | None:
     return float(trainer.entropy_coef) if low else 0.0
 
 
-_TEXTS = ("prompts", "completions", "completion_ids")  # of which the reward functions get lists, beside the columns
-_UNDECIDED = ("same", "rounding", "cannot tell")  # verdicts
-
-
-@dataclass
-class _Hearing:
-    """What the reward functions of one generation are given, and what they do with it."""
-
-    policy: Any
-    record: StepRecord
-    own: Mapping[str, Any]  # rows, prompts, completions and ids as they were before the first function was called
-    written: dict[str, str] = field(default_factory=dict)  # column -> the function that has written into it
-
-    def begin(self, function: Any, given: Mapping[str, Any], is_alone: bool = True) -> Callable[[], None]:
-        """Note what a function is given; returns what notes afterwards what it has done.
-
-        Args:
-            is_alone: no other function runs meanwhile, whose doings would be taken for its own.
-        """
-        _note_rows(self.record, self.own, given, self.written)
-        self._note_written(function, given)
-        columns = {name: values for name, values in given.items() if isinstance(values, list) and is_alone}
-        before, cells = _apart(columns), {name: [*map(id, values)] for name, values in columns.items()}
-        seed, was_fresh, trained = torch.initial_seed(), _is_freshly_seeded(), self.policy.training
-
-        def end() -> None:
-            if is_alone and (torch.initial_seed() != seed or (_is_freshly_seeded() and not was_fresh)):
-                self.record.seeding.add(name_of(function))
-            if trained and not self.policy.training:
-                self.record.left_in_evaluation.add(name_of(function))
-            for name, values in columns.items():
-                if not _is_same(values, before[name]):
-                    self.written[name] = name_of(function)
-                    self._note_shared(name, values, before[name], cells[name])
-
-        return end
-
-    def _note_shared(self, name: str, values: list, before: list, cells: list[int]) -> None:
-        """Note rows that have one object as their value, into which a function has written: the later ones get it so."""
-        pairs = enumerate(zip(values, before, strict=False))
-        changed = [i for i, (now, was) in pairs if id(now) == cells[i] and not _is_same(now, was)]
-        if shared := [i for i in changed if cells.count(cells[i]) > 1]:
-            cause = f"{self.written[name]} writes into {name!r}, of which {places(shared)} have one object"
-            cause += ": it may read in a later row what it wrote in an earlier one"
-            self.record.notice("rewards", "cannot tell", cause, over=_UNDECIDED)
-
-    def _note_written(self, function: Any, given: Mapping[str, Any]) -> None:
-        """Note what a function gets after another one has written into it."""
-        first, rows = sum(len(call) for call in self.record.rewards), self.own.get("inputs") or []
-        for name in sorted(self.written.keys() & given.keys()):
-            own = self.own[name] if name in _TEXTS else [row.get(name) for row in rows]
-            now = [_tokens(ids) for ids in given[name]] if name == "completion_ids" else given[name]
-            unlike = [i for i, it in enumerate(own) if len(now) != len(own) or not _is_same(now[i], it)]
-            does_read = _reads(function, name)
-            if not unlike or does_read is False:
-                continue
-            cause = f"{self.written[name]} writes into {name!r}, which {name_of(function)}"
-            if does_read is None:
-                self.record.notice("rewards", "cannot tell", f"{cause} gets after it and may read", over=_UNDECIDED)
-            else:
-                self.record.notice("rewards", "different", f"{cause} reads after it")
-                what = name if name in _TEXTS else f"values of {name!r}"
-                self.record.judged_otherwise.setdefault(what, set()).update(first + i for i in unlike)
-
-
-def _reads(function: Any, column: str) -> bool | None:
-    """Say whether a reward function reads a column: one that it names; None where it may.
-
-    Example:
-        >>> def cited(completions, tests, **_): ...
-        >>> _reads(cited, "tests"), _reads(cited, "answer")
-        (True, False)
-    """
-    try:
-        parameters = inspect.signature(function).parameters
-    except (TypeError, ValueError):
-        return None
-    rest = next((p.name for p in parameters.values() if p.kind is p.VAR_KEYWORD), "_")
-    called = inspect.unwrap(function.func if isinstance(function, functools.partial) else function)
-    code = getattr(called if hasattr(called, "__code__") else type(called).__call__, "__code__", None)
-    if column in parameters or column in getattr(code, "co_consts", ()):
-        return True
-    return False if rest.startswith("_") else None
-
-
-class _Heard:
-    """A reward function that notes what it is given and what it returns; in everything else it is the function.
-
-    TRL and the methods of a subclass may ask for its class and name, and get and set its attributes.
-    """
-
-    __slots__ = ("_parts",)
-
-    def __init__(self, function: Any, calls: list[list], hearing: _Hearing):
-        object.__setattr__(self, "_parts", (function, calls, hearing))
-
-    def __call__(self, *args: Any, **kwargs: Any):
-        function, calls, hearing = self._parts
-        end = hearing.begin(function, kwargs)
-        result = _noted(calls, function(*args, **kwargs))
-        end()
-        return result
-
-    @property  # type: ignore[misc]  # only read
-    def __class__(self) -> type:
-        return type(self._parts[0])
-
-    def __getattr__(self, name: str) -> Any:
-        function = self._parts[0]
-        own = {"__wrapped__": function, "__name__": name_of(function)}  # what `inspect` and a log ask for
-        return own[name] if name in own else getattr(function, name)
-
-    def __setattr__(self, name: str, value: Any) -> None:
-        setattr(self._parts[0], name, value)
-
-    def __delattr__(self, name: str) -> None:
-        delattr(self._parts[0], name)
-
-    def __eq__(self, other: object) -> bool:  # a table by reward function finds it
-        return other is self or bool(self._parts[0] == other)
-
-    def __hash__(self) -> int:
-        return hash(self._parts[0])
-
-
-class _HeardLater(_Heard):
-    """The same of a function that is awaited."""
-
-    __slots__ = ()
-
-    async def __call__(self, *args: Any, **kwargs: Any):
-        function, calls, hearing = self._parts
-        end = hearing.begin(function, kwargs, is_alone=False)
-        result = _noted(calls, await function(*args, **kwargs))
-        end()
-        return result
-
-
-def _heard(function: Any, calls: list[list], hearing: _Hearing, stack: contextlib.ExitStack) -> Any:
-    """A reward function that notes what it returns, and which rows it gets otherwise than they were at first.
-
-    A reward model stays itself, since TRL asks for its class; its logits are noted until `stack` closes.
-    """
-    if isinstance(function, torch.nn.Module):
-        note = functools.partial(_note_logits, calls, hearing.record.judged)
-        stack.callback(function.register_forward_hook(note, with_kwargs=True).remove)
-        return function
-    if not callable(function):
-        return function
-    return (_HeardLater if is_async(function) else _Heard)(function, calls, hearing)
-
-
-def _noted(calls: list[list], result: Any) -> Any:
-    """Add what a reward function returned to its calls, and return it: an iterator can be read once, so as a list."""
-    if isinstance(result, Iterator):
-        result = list(result)
-    calls.append(list(result) if isinstance(result, Iterable) else [])
-    return result
-
-
-def _note_logits(calls: list[list], judged: list[tuple], model: Any, _args: Any, taken: dict, output: Any) -> None:
-    logits: Any = getattr(output, "logits", None)
-    calls.append(logits[:, 0].tolist() if torch.is_tensor(logits) and logits.dim() == 2 else [])
-    shapes = {x.shape if torch.is_tensor(x) else None for x in taken.values()}
-    if calls[-1] and "attention_mask" in taken and shapes == {taken["attention_mask"].shape}:
-        judged.append((model, {name: x.clone() for name, x in taken.items()}, calls[-1]))
-
-
-def _note_rows(
-    record: StepRecord, own: Mapping[str, Any], given: Mapping[str, Any], written: Collection[str] = ()
-) -> None:
-    """Note the rows of which a reward function is given other prompts, completions or columns than `own` has.
-
-    Args:
-        written: what an earlier function has written into.
-    """
-    first = sum(len(call) for call in record.rewards)  # of the generations before
-    for name in _TEXTS:
-        if name in given and name in own and name not in written and len(given[name]) == len(own[name]):
-            of_functions = [_tokens(ids) for ids in given[name]] if name == "completion_ids" else given[name]
-            pairs = enumerate(zip(of_functions, own[name], strict=True))
-            unlike = {first + row for row, (its, ours) in pairs if its != ours}
-            if unlike:
-                record.judged_otherwise.setdefault(name, set()).update(unlike)
-    columns = {name: values for name, values in given.items() if name not in written}
-    for name, rows in _mixed_columns(columns, own.get("inputs") or []).items():
-        record.judged_otherwise.setdefault(f"values of {name!r}", set()).update(first + row for row in rows)
-
-
 def _state_of_generators() -> str:
     """A hash of the states from which torch draws its next numbers."""
     states = [torch.random.get_rng_state(), *(torch.cuda.get_rng_state_all() if torch.cuda.is_available() else [])]
     return hashlib.sha256(b"".join(state.numpy().tobytes() for state in states)).hexdigest()
-
-
-def _is_freshly_seeded() -> bool:
-    """Say whether torch has drawn no number since its seed was set."""
-    fresh = torch.Generator().manual_seed(torch.initial_seed())
-    return torch.equal(fresh.get_state(), torch.random.get_rng_state())
-
-
-def _mixed_columns(columns: Mapping[str, Any], rows: list[dict]) -> dict[str, list[int]]:
-    """The rows that get the value of another row, by column. A value that no row has was made on purpose.
-
-    Example:
-        >>> _mixed_columns({"answer": [4, 3, 9]}, [{"answer": 3}, {"answer": 4}, {"answer": 5}])
-        {'answer': [0, 1]}
-    """
-    mixed = {}
-    for name in set(columns) & set(rows[0] if rows else ()) - {"prompt", "completion", "completion_ids"}:
-        values, own = columns[name], [row.get(name) for row in rows]
-        if not isinstance(values, list) or len(values) != len(own):
-            continue
-        unlike = [i for i, (its, ours) in enumerate(zip(values, own, strict=True)) if not _is_same(its, ours)]
-        mixed[name] = [i for i in unlike if any(_is_same(values[i], other) for other in own)]
-    return {name: found for name, found in sorted(mixed.items()) if found}
-
-
-def _is_same(a: Any, b: Any) -> bool:
-    """Say whether two values of a column are equal: lists and tables by what they hold, arrays by their numbers."""
-    with contextlib.suppress(ValueError, RuntimeError, TypeError):  # of arrays, which are not equal as a whole
-        if a is b or bool(a == b):
-            return True
-    if isinstance(a, list | tuple) and isinstance(b, list | tuple):
-        return len(a) == len(b) and all(map(_is_same, a, b))
-    if isinstance(a, dict) and isinstance(b, dict):
-        return a.keys() == b.keys() and all(_is_same(each, b[name]) for name, each in a.items())
-    if isinstance(a, np.ndarray | torch.Tensor) and type(a) is type(b) and a.shape == b.shape:
-        with contextlib.suppress(ValueError, RuntimeError, TypeError):
-            return bool(((a == b) | (a != a)).all())  # NaN too
-    return False

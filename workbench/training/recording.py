@@ -19,10 +19,11 @@ from ..runs.completions import FILE, forget_after
 from ..runs.files import append_rows, open_lines, read_json, sync, write_json
 from ..runs.stop_request import go_on, honour_stop, stop_request
 from .callback import LiveCallback, say
-from .record_step import StepListener, StepRecord
+from .record_step import StepListener
 from .rewards import describe_reward, unseen_values
 from .rows import AllTrained, is_of_a_step, is_ppo, policy_of, several_turns, stops_of, tokenizer_of
 from .step_numbers import kind_of, step_of
+from .step_record import StepRecord
 from .updates import has_plain_prompts
 
 Steps = int | Collection[int]  # numbers of steps, or N for the first and every N-th

@@ -12,9 +12,11 @@ from ..errors import ParameterError
 from ..replay.grpo_math import LossRow
 from ..replay.stages import SETTING_STAGES, sampled_tokens
 from ..replay.step import MicroRows, SampledRow, Step, Turn, is_option, neutral_options, returned_rewards
+from .match_rows import UnsampledRow
 from .record_distillation import DistillationRecord, DivergenceCall
-from .record_step import MicroBatch, StepRecord, UnsampledRow, loss_mask_of
+from .record_step import loss_mask_of
 from .rows import eos_ids, policy_of, tokenizer_of, trl_ends
+from .step_record import MicroBatch, StepRecord
 
 KINDS = {
     "trl.trainer.grpo_trainer": "GRPO",

@@ -21,7 +21,8 @@ from ..consistency.positions import takes_position_ids, with_position_ids
 from ..replay.stages import Tolerance, sampled_tokens
 from ..replay.step import SampledRow, Step
 from ..training.processes import nothing_cast
-from ..training.record_step import MicroBatch, StepRecord, dropouts_of, restored
+from ..training.record_step import dropouts_of, restored
+from ..training.step_record import MicroBatch, StepRecord
 
 # What a rerun of the trainer's scoring changes, and what is then said.
 _SENTENCES = {

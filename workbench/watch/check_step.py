@@ -11,9 +11,10 @@ from ..training.callback import others_with
 from ..training.processes import failing_together, whole_weights
 from ..training.record_async import record_async_step
 from ..training.record_distillation import record_distillation_step
-from ..training.record_step import Noticed, StepRecord, hooks_at_rest, record_step
+from ..training.record_step import hooks_at_rest, record_step
 from ..training.snapshot import modules_restored
 from ..training.step_numbers import kind_of, step_of, with_counted_items
+from ..training.step_record import Noticed, StepRecord
 from .async_judge import AsyncJudge
 from .distillation_judge import DistillationJudge
 from .judge import Judge

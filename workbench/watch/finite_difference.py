@@ -36,8 +36,9 @@ from ..replay.stages import tolerance_of
 from ..replay.step import Step
 from ..training.engine import hook
 from ..training.processes import failing_together, is_sharded
-from ..training.record_step import MicroBatch, StepRecord, as_it_was, score_with_loss
+from ..training.record_step import as_it_was, score_with_loss
 from ..training.step_numbers import multiplied_in
+from ..training.step_record import MicroBatch, StepRecord
 
 _MOVED = 2e-3  # nats a token by which v moves the loss along the gradient
 _ROUGHLY = 5e-2  # of a weight's size, by which elements without a gradient move

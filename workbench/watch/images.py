@@ -8,7 +8,7 @@ from trl.trainer.utils import split_pixel_values_by_grid
 
 from ..replay.report import Stage
 from ..replay.stages import places
-from ..training.record_step import StepRecord
+from ..training.step_record import StepRecord
 
 BY_ROW_ALONE = ("sampling", "log-probs", "teacher", "reference", "mismatch", "gradient")
 

@@ -32,9 +32,10 @@ from ..replay.stages import (
 )
 from ..replay.step import SampledRow, Step, all_loss_rows
 from ..training.processes import StepNotChecked, average_gradients, failing_together, is_sharded
-from ..training.record_step import StepRecord, dropouts_of, record_without_dropout
+from ..training.record_step import dropouts_of, record_without_dropout
 from ..training.rows import eos_ids, policy_of, stops_of, tokenizer_of
 from ..training.step_numbers import coarsest_dtype, router_coefficient, router_loss_of, step_of, with_generation
+from ..training.step_record import StepRecord
 from .causes import (
     UNKNOWN_COPIES,
     RowAlone,

@@ -21,8 +21,9 @@ from ..replay.grpo_math import Loss, LossRow
 from ..replay.report import Stage
 from ..replay.stages import ALL_ONE, SAME, losses_of
 from ..replay.step import MicroRows, Step
-from ..training.record_step import MicroBatch, StepRecord, adapted_coefficient, as_it_was, ask_loss, loss_mask_of
+from ..training.record_step import adapted_coefficient, as_it_was, ask_loss, loss_mask_of
 from ..training.step_numbers import micro_rows
+from ..training.step_record import MicroBatch, StepRecord
 
 _ALLOWED = 1e-3  # difference of a slope or value, relative to its size
 _ROUNDING = 1e-6  # of a sum of log-probs in fp32, relative to their size

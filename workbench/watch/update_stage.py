@@ -5,7 +5,7 @@ from typing import Any
 
 from ..replay.report import Stage
 from ..training.optimizer_step import MUCH_CLIPPED, GroupStep, OptimizerStep
-from ..training.record_step import StepRecord
+from ..training.step_record import StepRecord
 from ..training.updates import LEAST_MOVED
 
 _CLIPPED_NORM = 0.02  # by how much the norm after clipping may be another; bfloat16 rounds by up to 0.4% an element
