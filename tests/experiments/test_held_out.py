@@ -78,7 +78,7 @@ OTHERS = [{"rows": [ROWS[0], {"prompt": "c", "answer": "e"}]}, {"reward": exact_
 OTHERS += [{"stops": StopSpec(stop=("a",))}, {"limit": 9}, {"temperature": 0.6}, {"rows": []}]
 
 
-@pytest.mark.parametrize("other", OTHERS, ids=str)
+@pytest.mark.parametrize("other", OTHERS, ids=lambda other: next(iter(other)))
 def test_what_is_asked_of_held_out_questions_is_compared(tmp_path, other):
     open_folder(tmp_path, record())
     write_json(tmp_path / "progress.json", FINISHED)
