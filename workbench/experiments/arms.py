@@ -99,7 +99,7 @@ def train_arms(arms: Mapping[str, Arm], *, out_dir: Path, seeds: Iterable[int]) 
     for name, seed, folder in trainings:
         try:
             _check(arms[name], seed, folder)
-        except TypeError as error:  # of a config that has no such field
+        except TypeError as error:  # the config has no such field
             raise ParameterError(
                 f"arm {name!r}: {error}; expected options of `train` or fields of that config"
             ) from error

@@ -18,7 +18,7 @@ from .tasks import TASKS, task_rows
 BACKENDS = ("transformers", "vllm")
 _COUNTS = ("max_steps", "max_completion_length", "per_device_train_batch_size", "save_steps")
 _LEAST = dict.fromkeys((*_COUNTS, "gradient_accumulation_steps"), 1) | {"num_generations": 2, "lora_rank": 0, "seed": 0}
-_POSITIONS = 512  # of each embedded model
+_POSITIONS = 512  # that each embedded model has
 _KINDS: dict[type, type] = {int: numbers.Integral, float: numbers.Real, str: str}
 
 

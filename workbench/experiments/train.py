@@ -72,14 +72,14 @@ def _several(reward_funcs: Any) -> list | tuple:
 
 
 def _functions(reward_funcs: Any, callbacks: Any) -> dict:
-    """What a record says of the reward functions, and of the held-out questions where some are asked."""
+    """Describe the reward functions for a record, and the held-out questions where some are asked."""
     held_out = [one.describe() for one in callbacks or () if isinstance(one, HeldOut) and one.rows]
     described: dict = {"reward_funcs": [describe_reward(reward) for reward in _several(reward_funcs)]}
     return described | ({"held_out": held_out} if held_out else {})
 
 
 def _rewards(record: dict) -> list[dict]:
-    """What a record says of each reward function: those of the training, then those of held-out questions."""
+    """List a record's reward functions: those of the training, then those of held-out questions."""
     return [*record["reward_funcs"], *(one["reward"] for one in record.get("held_out", ()))]
 
 

@@ -136,7 +136,7 @@ def shared_engine(model: str, **kwargs):
         engine = LLM(model=model, **{"use_tqdm_on_load": False} | kwargs)
         kept.append((kwargs, engine))
         gc.unfreeze()  # vLLM freezes all objects, so that the trainer that asked, and its model, would never be collected
-    unhook(engine, "generate")  # of the trainer before
+    unhook(engine, "generate")  # the trainer that used it last may have left a hook
     return engine
 
 

@@ -1,4 +1,4 @@
-"""What reward functions are given, what they return, and what else they do: into what they write, what they seed."""
+"""Notes of reward functions: what they are given and return, what they write into, whether they set a seed."""
 
 import contextlib
 import copy
@@ -37,7 +37,7 @@ def apart(value: Any, made: dict[int, Any] | None = None) -> Any:
     return made[id(value)]
 
 
-_TEXTS = ("prompts", "completions", "completion_ids")  # of which the reward functions get lists, beside the columns
+_TEXTS = ("prompts", "completions", "completion_ids")  # reward functions get these lists, and the columns
 
 
 _UNDECIDED = ("same", "rounding", "cannot tell")  # verdicts
@@ -45,7 +45,7 @@ _UNDECIDED = ("same", "rounding", "cannot tell")  # verdicts
 
 @dataclass
 class Hearing:
-    """What the reward functions of one generation are given, and what they do with it."""
+    """Notes what the reward functions of one generation are given, and what they do with it."""
 
     policy: Any
     record: StepRecord
@@ -215,7 +215,7 @@ def _note_rows(
     Args:
         written: what an earlier function has written into.
     """
-    first = sum(len(call) for call in record.rewards)  # of the generations before
+    first = sum(len(call) for call in record.rewards)  # number of rows in earlier generations
     for name in _TEXTS:
         if name in given and name in own and name not in written and len(given[name]) == len(own[name]):
             of_functions = [row_tokens(ids) for ids in given[name]] if name == "completion_ids" else given[name]
@@ -253,7 +253,7 @@ def _mixed_columns(columns: Mapping[str, Any], rows: list[dict]) -> dict[str, li
 
 def is_same(a: Any, b: Any) -> bool:
     """Say whether two values of a column are equal: lists and tables by what they hold, arrays by their numbers."""
-    with contextlib.suppress(ValueError, RuntimeError, TypeError):  # of arrays, which are not equal as a whole
+    with contextlib.suppress(ValueError, RuntimeError, TypeError):  # arrays raise when they are compared as a whole
         if a is b or bool(a == b):
             return True
     if isinstance(a, list | tuple) and isinstance(b, list | tuple):

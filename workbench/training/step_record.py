@@ -1,4 +1,4 @@
-"""What is taken down of one training step: plain data, from which `step_numbers` makes the numbers that are judged."""
+"""The record of one training step: plain data, from which `step_numbers` makes the numbers that are judged."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
