@@ -112,6 +112,8 @@ def test_an_engine_is_shared_only_by_those_who_ask_for_the_same(monkeypatch):
         made = shared("model", **of_trl | other)
         assert made is not first and made.asked.items() >= other.items()
         assert shared("model", **of_trl | other) is made
+    coarse = shared("coarse", dtype="bfloat16")
+    assert shared("coarse", **of_trl) is not coarse, "who asks for no dtype gets no coarser weights"
 
 
 def test_an_interrupt_drops_the_shared_engines(monkeypatch):

@@ -51,9 +51,9 @@ def test_a_cell_gives_name_type_default_help_range_and_choices(known):
 @pytest.mark.parametrize(
     ("line", "kind", "default"),
     [("steps = 3", "number", 3), ("lr = 0.5", "number", 0.5), ("who = 'me'", "str", "me"), ("flag = True", "bool", True),
-     ("stop = None", "any", None), ("layers = [0, 1]", "any", [0, 1]), ("lr: float = 1 / 3", "float", COMPUTED),
-     ("twice = seed * 2", "any", COMPUTED), ("pair = (1, 2)", "any", COMPUTED), ("n: Optional[int] = None", "any", None),
-     ("n: int = None", "any", None), ("big = 1e999", "any", COMPUTED), ("flag: bool = 1", "any", 1)]
+     ("stop = None", "any", None), ("layers = [0, 1]", "list", [0, 1]), ("lr: float = 1 / 3", "float", COMPUTED),
+     ("twice = seed * 2", "any", COMPUTED), ("pair = (1, 2)", "any", COMPUTED), ("n: Optional[int] = None", "int", None),
+     ("n: int = None", "int", None), ("big = 1e999", "any", COMPUTED), ("flag: bool = 1", "any", 1)]
 )  # fmt: skip
 def test_any_assignment_is_a_parameter_read_as_its_default_is(tmp_path, line, kind, default):
     found = of_cell(tmp_path, f'"""Doc."""\nimport os\n%matplotlib inline\nseed: int = 0\nprint(seed)\n{line}  # help')
@@ -211,6 +211,27 @@ def test_a_refusal_says_what_to_write_instead(known, given, message):
     with pytest.raises(ParameterError, match=message):
         check_parameters(known, given)
     assert check_parameters(known, {"out_dir": ""}) == {"out_dir": ""}  # where the default is empty
+
+
+@pytest.mark.parametrize("kind", ["str", "str | None", "None | str", "Optional[str]"])
+def test_a_text_that_may_be_none_stays_a_text(tmp_path, kind):
+    known = of_cell(tmp_path, f"tag: {kind} = None  # any")
+    for text, read in (("42", "42"), ("1e3", "1e3"), ("None", None), (None, None)):
+        assert check_parameters(known, {"tag": text}) == {"tag": read}
+    assert known["tag"].expected == "str, or None"
+    with pytest.raises(ParameterError, match=r"n='x': expected int in 1\.\.9, or None"):
+        check_parameters(of_cell(tmp_path, "n: int | None = None  # any; 1..9"), {"n": "x"})
+
+
+@pytest.mark.parametrize("cell", ["layers = [0, 1]", "layers: list = []", "layers: list[int] = [0, 1]"])
+def test_a_list_is_not_read_from_other_values(tmp_path, cell):
+    known = of_cell(tmp_path, cell)
+    assert check_parameters(known, {"layers": "[2, 3]"}) == {"layers": [2, 3]}
+    for wrong in ("7", "0,1", "(0, 1)", 7, "None"):  # a text would be walked through letter by letter
+        with pytest.raises(ParameterError, match=r"layers=.*: expected a list, such as \[0, 1\]"):
+            check_parameters(known, {"layers": wrong})
+    with pytest.raises(ParameterError, match="options=7: expected a mapping"):
+        check_parameters(of_cell(tmp_path, "options = {}"), {"options": "7"})
 
 
 @pytest.mark.parametrize("value", ["nan", "inf", "-inf", float("nan"), float("inf"), "1e999"])

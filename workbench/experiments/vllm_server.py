@@ -117,6 +117,7 @@ def shared_engine(model: str, **kwargs):
     if not has_gpu():  # the CPU build takes a large share of the memory by default (GiB), and logs every step
         os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", "1")
         os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
+    kwargs = {"dtype": "auto" if has_gpu() else "float32"} | kwargs  # compared: who asks for none gets no coarser one
     from vllm import LLM
     from vllm.engine.arg_utils import EngineArgs
 
@@ -128,7 +129,7 @@ def shared_engine(model: str, **kwargs):
     if engine is None:
         _keep_process_groups()
         if not has_gpu():
-            small = {"gpu_memory_utilization": 0.2, "dtype": "float32"}
+            small = {"gpu_memory_utilization": 0.2}
             if 0 < (kwargs.get("max_model_len") or 0) <= 1024:
                 # 64 blocks hold 32 sequences of 256 tokens; what the variable asks for, a GiB, would be filled with zeros.
                 small["num_gpu_blocks_override"] = 64

@@ -4,6 +4,7 @@ Any cell that papermill takes will do. Of a literal the type is checked, and wha
 
     steps: int = 80  # optimizer steps; 1..1000000
     backend: str = "transformers"  # who samples; one of transformers, vllm
+    tag: str | None = None
     layers = [0, 1]
 """
 
@@ -25,7 +26,7 @@ from .secrets import hide_tokens, looks_like_token, map_text, names_secret
 
 SET_BY_RUNNER = ("out_dir", "interactive")  # parameters that say where a notebook runs, not what it does
 
-_TYPES = {"int": int, "float": float, "str": str, "bool": bool}
+_TYPES = {"int": int, "float": float, "str": str, "bool": bool, "list": list, "dict": dict}
 _NUMBER = r"(-?\d+(?:\.\d+)?(?:e-?\d+)?)"
 COMPUTED = "(computed)"  # in the place of a default that is no literal
 
@@ -34,7 +35,7 @@ COMPUTED = "(computed)"  # in the place of a default that is no literal
 class Parameter:
     """An assignment of a parameters cell. `low`, `high` and `choices` are None where any value goes.
 
-    `type` is int, float, str, bool, `number` (int or float) or `any`.
+    `type` is int, float, str, bool, list, dict, `number` (int or float) or `any`. An `optional` one may also be None.
     """
 
     name: str
@@ -44,15 +45,16 @@ class Parameter:
     low: float | None = None
     high: float | None = None
     choices: tuple[str, ...] | None = None
+    optional: bool = False
 
     @property
     def expected(self) -> str:
         """What a value must be, in words."""
-        if self.choices:
-            return f"one of {', '.join(self.choices)}"
         words = {"bool": "true or false", "number": "a number", "any": "a number, a text, a list or None"}
-        kind = words.get(self.type, self.type)
-        return kind if self.low is None else f"{kind} in {self.low:.12g}..{self.high:.12g}"
+        words |= {"list": "a list, such as [0, 1]", "dict": "a mapping, such as {'a': 1}"}
+        kind = f"one of {', '.join(self.choices)}" if self.choices else words.get(self.type, self.type)
+        kind += "" if self.low is None else f" in {self.low:.12g}..{self.high:.12g}"
+        return f"{kind}, or None" if self.optional else kind
 
 
 def check_notebook_name(name: str) -> None:
@@ -187,9 +189,9 @@ def parse_cell(source: str) -> tuple[ast.Module, list[str]]:
 def _parameter(node: ast.stmt, line: str) -> Parameter | None:
     match node:
         case ast.AnnAssign(target=ast.Name(id=name), annotation=annotation, value=ast.expr() as value):
-            annotated = getattr(annotation, "id", "")
+            annotated, optional = _annotated(annotation)
         case ast.Assign(targets=[ast.Name(id=name)], value=value):
-            annotated = ""
+            annotated, optional = "", False
         case _:
             return None
     try:
@@ -199,25 +201,41 @@ def _parameter(node: ast.stmt, line: str) -> Parameter | None:
     except (ValueError, TypeError):
         default = COMPUTED
     kind = _kind(annotated, default)
+    optional = kind in _TYPES and (optional or default is None)
     after = line.encode()[node.end_col_offset :].decode()  # ast counts bytes
     text, semicolon, rule = after.partition("#")[2].strip().rpartition(";")
     match = re.fullmatch(rf"\s*{_NUMBER}\.\.{_NUMBER}", rule)
     if match and kind in ("int", "float", "number"):
-        return Parameter(name, kind, default, text, low=float(match[1]), high=float(match[2]))
+        return Parameter(name, kind, default, text, float(match[1]), float(match[2]), None, optional)
     if semicolon and rule.strip().startswith("one of ") and kind == "str":
         choices = rule.strip().removeprefix("one of ").split(",")
-        return Parameter(name, kind, default, text, choices=tuple(choice.strip() for choice in choices))
-    return Parameter(name, kind, default, text + semicolon + rule)
+        names = tuple(choice.strip() for choice in choices)
+        return Parameter(name, kind, default, text, choices=names, optional=optional)
+    return Parameter(name, kind, default, text + semicolon + rule, optional=optional)
+
+
+def _annotated(annotation: ast.expr) -> tuple[str, bool]:
+    """The type that an annotation names, and whether None is allowed: `str`, `str | None`, `Optional[str]`, `list[int]`."""
+    match annotation:
+        case ast.Name(id=name) | ast.Subscript(value=ast.Name(id=("list" | "dict") as name)):
+            return name, False
+        case (
+            ast.BinOp(left=inner, op=ast.BitOr(), right=ast.Constant(value=None))
+            | ast.BinOp(left=ast.Constant(value=None), op=ast.BitOr(), right=inner)
+            | ast.Subscript(value=ast.Name(id="Optional"), slice=inner)
+        ):
+            return _annotated(inner)[0], True
+    return "any", False
 
 
 def _kind(annotated: str, default: object) -> str:
     """The type that values of a parameter are read as: the annotation's where the default is of it, else the default's."""
     wanted, own = _TYPES.get(annotated), type(default)
-    if wanted and (default == COMPUTED or own is wanted or (wanted is float and own is int)):
+    if wanted and (default in (COMPUTED, None) or own is wanted or (wanted is float and own is int)):
         return annotated
     if wanted or annotated or default == COMPUTED:
         return "any"
-    return {bool: "bool", int: "number", float: "number", str: "str"}.get(own, "any")
+    return {bool: "bool", int: "number", float: "number", str: "str", list: "list", dict: "dict"}.get(own, "any")
 
 
 def check_parameters(known: Mapping[str, Parameter], given: Mapping[str, object]) -> dict[str, object]:
@@ -266,6 +284,8 @@ def _texts(name: str, value) -> Iterator[tuple[str, str]]:
 
 
 def _checked(parameter: Parameter, value):
+    if parameter.optional and value in (None, "None"):
+        return None
     value = _typed(parameter, value)
     wrong = (
         (isinstance(value, float) and not math.isfinite(value))
@@ -297,7 +317,9 @@ def _typed(parameter: Parameter, value):
             raise _wrong_value(parameter, value)
         return value
     wanted = _TYPES[parameter.type]
-    if isinstance(value, str) and wanted is not str:
+    if wanted in (list, dict):
+        value = _read(value)
+    elif isinstance(value, str) and wanted is not str:
         try:
             if wanted is bool:
                 return {"true": True, "false": False}[value.lower()]

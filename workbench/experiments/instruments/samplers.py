@@ -1,9 +1,7 @@
 """Stock GRPO on vLLM whose sampler is not quite the policy: other log-probs, weights that come late, in part or never."""
 
 import contextlib
-import shutil
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 from unittest import mock
 
@@ -31,10 +29,9 @@ def logprobs_of(llm: Any, mode: str) -> Iterator[None]:
         yield
 
 
-def engine_in(dtype: str, path: str, folder: Path) -> Any:
-    """An engine of a model in another dtype, kept like `shared_engine`'s; `folder` gets a copy, as these are shared by path."""
-    shutil.copytree(path, folder, dirs_exist_ok=True)
-    return shared_engine(str(folder), dtype=dtype, max_model_len=256, logprobs_mode="processed_logprobs")
+def engine_in(dtype: str, path: str) -> Any:
+    """An engine of a model in another dtype, kept as `shared_engine` does, with the log-probs that TRL takes."""
+    return shared_engine(path, dtype=dtype, max_model_len=256, logprobs_mode="processed_logprobs")
 
 
 class RatioGRPOTrainer(ObservedGRPOTrainer):
