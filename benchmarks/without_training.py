@@ -11,8 +11,6 @@ from pathlib import Path
 
 import numpy as np
 import pandas as pd
-from transformers import AutoTokenizer
-from trl import maybe_apply_chat_template
 
 from tools.record import about, made_with, measured, parser, run_main, table, use_one_thread
 from workbench.curves.stats import share_interval
@@ -77,12 +75,10 @@ def main() -> None:
     args = parser(__doc__, dataset="number-words", limits=[64], prompts=96).parse_args()
     use_one_thread()
     model = resolve_model("smollm2")
-    tokenizer = AutoTokenizer.from_pretrained(model)
-    prompts = load_prompts(args.dataset).select(range(args.prompts))["prompt"]
-    texts = [maybe_apply_chat_template({"prompt": prompt}, tokenizer)["prompt"] for prompt in prompts]
+    prompts = load_prompts(args.dataset)["prompt"][: args.prompts]
     for limit in args.limits:
         batches: list[dict] = []
-        for batch in sampled_twice(model, texts, limit):
+        for batch in sampled_twice(model, prompts, limit):
             batches.append(batch)
             table_of_batches = pd.DataFrame(batches)
             row = {"completions": int(table_of_batches["completions"].sum()), "rows of a batch": ROWS}

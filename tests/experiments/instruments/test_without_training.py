@@ -21,8 +21,8 @@ def test_tokens_behind_the_first_eos_are_counted():
 
 
 def test_a_completion_is_the_same_up_to_eos_in_both_arms():
-    texts = load_prompts("starter")["prompt"][: ROWS + 4]
-    batches = pd.DataFrame(sampled_twice(resolve_model("starter"), texts, 24, temperature=1.0))
+    prompts = load_prompts("starter")["prompt"][: ROWS + 4]
+    batches = pd.DataFrame(sampled_twice(resolve_model("starter"), prompts, 24, temperature=1.0))
     assert batches["completions"].tolist() == [ROWS, 4] == batches["same up to EOS"].tolist()
     assert (batches["passes, no stop"] == 24).all() and (batches["tokens"] == 24 * batches["completions"]).all()
     assert (batches["passes, stop at EOS"] == batches["longest"]).all() and batches["with EOS"].sum() > 0

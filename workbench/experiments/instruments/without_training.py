@@ -1,7 +1,7 @@
 """The cost of sampling without a stop, before any training: the same prompts, with EOS as the stop and without one."""
 
 import time
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 
 import numpy as np
 import pandas as pd
@@ -44,16 +44,16 @@ def count_eos(rows: Sequence[Sequence[int]], eos_ids: Collection[int]) -> dict[s
 
 
 def sampled_twice(
-    model: str, texts: Sequence[str], limit: int, *, temperature: float = 0.7, seed: int = 0
+    model: str, prompts: Sequence[str | Sequence[Mapping]], limit: int, *, temperature: float = 0.7, seed: int = 0
 ) -> Iterator[dict[str, float]]:
-    """Sample each batch of 16 texts twice with the same seed, without a stop and with EOS as the stop; count what it takes.
+    """Sample each batch of 16 prompts twice with the same seed, without a stop and with EOS as the stop; count what it takes.
 
     The batches are the same in both arms. A completion is then the same up to its EOS, because each row of a batch draws at
     each position, whether it has ended or not. The arm that begins alternates, as seconds depend on what ran before.
 
     Args:
         model: folder or hub id of a causal language model.
-        texts: prompts, at least one, with the chat template applied where the model has one.
+        prompts: texts, or messages for the chat template; at least one.
         limit: token limit of a completion, at least 1.
         temperature: 0.7 is the default of TRL's `PPOConfig`.
         seed: of the first batch; the next batches have the next numbers.
@@ -63,24 +63,24 @@ def sampled_twice(
         to EOS), and for each arm its `passes` (forward passes of the model) and `seconds`.
 
     Raises:
-        ParameterError: no texts, or a tokenizer and generation config without an EOS.
+        ParameterError: no prompts, or a tokenizer and generation config without an EOS.
     """
-    if not texts or isinstance(texts, str):
-        raise ParameterError(f"texts={texts!r}: expected a list of at least one prompt")
+    if not prompts or isinstance(prompts, str):
+        raise ParameterError(f"prompts={prompts!r}: expected a list of at least one prompt")
     tokenizer = AutoTokenizer.from_pretrained(model)
     policy = AutoModelForCausalLM.from_pretrained(model).eval()
     eos_ids = StopRule(StopSpec(), tokenizer, policy.generation_config).eos_ids
     sampler = TransformersSampler(policy, tokenizer)
     passes: list[int] = []
     policy.register_forward_hook(lambda *_: passes.append(1))
-    generate(sampler, texts[:1], sampling=Sampling(2, temperature))  # the first call of a model takes longer
-    for number, start in enumerate(range(0, len(texts), ROWS)):
+    generate(sampler, prompts[:1], sampling=Sampling(2, temperature))  # the first call of a model takes longer
+    for number, start in enumerate(range(0, len(prompts), ROWS)):
         sampling = Sampling(limit, temperature, seed=seed + number)
         rows, batch = {}, {}
         for arm in list(ARMS) if number % 2 == 0 else list(ARMS)[::-1]:
             passes.clear()
             began = time.perf_counter()
-            rollouts = generate(sampler, texts[start : start + ROWS], stops=ARMS[arm], sampling=sampling)
+            rollouts = generate(sampler, prompts[start : start + ROWS], stops=ARMS[arm], sampling=sampling)
             batch[f"seconds, {arm}"] = time.perf_counter() - began
             batch[f"passes, {arm}"] = len(passes)
             rows[arm] = [rollout.completion_ids for rollout in rollouts]
