@@ -184,6 +184,34 @@ def test_a_colour_stands_for_one_run_in_all_panels():
     assert "of a third unit, documented" in names(axes[-1])
 
 
+def test_a_group_keeps_its_colour_in_figures_of_others():
+    three = {name: seeds(2) for name in ("a", "b", "c")}
+    colors = {text.get_text()[0]: text.get_color() for text in show_curves(three, title="T").figure.axes[0].texts}
+    some = {name: three[name] for name in ("c", "b")} | {"d": seeds(1)}
+    shown = show_curves(some, ["w3ng-qwen2.5-1.5b-tldr-grpo"], title="T", order=list(three)).figure.axes[0].texts
+    again = {text.get_text()[0]: text.get_color() for text in shown}
+    assert [again[name] for name in "bc"] == [colors[name] for name in "bc"]
+    assert len(set(again.values()) | set(colors.values())) == 5
+
+
+def test_a_title_says_where_each_line_begins_and_ends():
+    rise = [Curve("one", range(1, 21), [*[1.0] * 10, *[3.0] * 10], "share")]
+    shown = show_curves({"mine": rise, "a name of many words": seeds(2)}, title="toy", ends=True)
+    title = shown.figure.get_suptitle()
+    assert title.startswith("toy: mine 1 to 3; a name of many words ") and shown.alt.startswith(
+        title.replace("\n", " ")
+    )
+    assert show_curves({"mine": rise}, title="", ends=True).figure.get_suptitle() == "mine 1 to 3"
+    many = show_curves({f"{n} long name of a group": rise for n in range(4)}, title="T", ends=True)
+    assert max(map(len, many.figure.get_suptitle().splitlines())) <= 95
+    lost = [Curve("one", [1, 2], [np.nan, np.nan], "share")]
+    assert show_curves({"lost": lost}, title="T", ends=True).figure.get_suptitle() == "T: lost without a value"
+    assert re.fullmatch(
+        r"reward \S+ to \S+, completion length \S+ to \S+, clipped ratio \S+ to \S+",
+        show_training(METRICS).figure.get_suptitle(),
+    )
+
+
 def test_the_panels_of_one_training_have_one_colour():
     axes = show_training(METRICS, title="one run").figure.axes
     assert len({line.get_color() for ax in axes for line in ax.lines}) == 1

@@ -7,6 +7,7 @@ import base64
 import dataclasses
 import html
 import io
+import itertools
 import math
 import textwrap
 from collections.abc import Mapping, Sequence
@@ -83,12 +84,24 @@ def describe_curve(name: str, steps: Sequence[float], values: ArrayLike, ranging
     known = values[np.isfinite(values)]
     if not len(known):
         return f"{name}: no finite value in {len(values)} steps."
-    tenth = max(1, len(known) // 10)
-    first, last = known[:tenth].mean(), known[-tenth:].mean()
+    first, last, tenth = _from_to(known)
     return (
         f"{name} goes from {first:.3g} (mean of the first {tenth} steps) to {last:.3g} (mean of the last {tenth}) "
         f"over {int(steps[-1])} steps; {ranging} from {known.min():.3g} to {known.max():.3g}."
     )
+
+
+def _from_to(values: ArrayLike) -> tuple[float, float, int]:
+    """Means of the first and of the last tenth of the finite values, and how many that is; NaN where there are none."""
+    known = np.asarray(values, float)
+    known = known[np.isfinite(known)]
+    tenth = max(1, len(known) // 10)
+    return (known[:tenth].mean(), known[-tenth:].mean(), tenth) if len(known) else (np.nan, np.nan, 0)
+
+
+def _in_brief(values: ArrayLike) -> str:
+    first, last, tenth = _from_to(values)
+    return f"{first:.3g} to {last:.3g}" if tenth else "without a value"
 
 
 _PANELS = (
@@ -98,10 +111,11 @@ _PANELS = (
 )
 
 
-def show_training(metrics: pd.DataFrame, *, title: str) -> DescribedFigure:
+def show_training(metrics: pd.DataFrame, *, title: str = "") -> DescribedFigure:
     """Reward, length and clipped ratio of one training run over its steps; `metrics` as of `Run.metrics`.
 
-    Lines of evaluations, which repeat a step's number, are left out.
+    Lines of evaluations, which repeat a step's number, are left out. Without a title the figure's says where each begins and
+    ends: means of the first and the last tenth of the steps.
     """
     metrics = metrics[metrics.filter(regex="^eval_").isna().all(axis=1)]
     if missing := [column for column, _ in _PANELS if column not in metrics]:
@@ -116,7 +130,8 @@ def show_training(metrics: pd.DataFrame, *, title: str) -> DescribedFigure:
         ax.xaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
         ax.grid(alpha=0.25)
     figure.axes[2].set_ylim(-0.03, 1.03)
-    figure.suptitle(title)
+    ends = (f"{name.partition(' [')[0]} {_in_brief(metrics[column])}" for column, name in _PANELS)
+    figure.suptitle(title or ", ".join(ends))
     alt = " ".join(describe_curve(name, metrics["step"].tolist(), metrics[column]) for column, name in _PANELS)
     thick = f" Thick line: centred mean over a tenth of the run{STOPS}." if smoothed else ""
     caption = (
@@ -130,10 +145,12 @@ def show_curves(
     documented: Sequence[Baseline | str] | Mapping[str, Baseline | str] = (),
     *,
     title: str,
+    ends: bool = False,
     metric: str = "reward",
     window: float = 1,
     seed: int = 0,
     columns: int = 2,
+    order: Sequence[str] = (),
 ) -> DescribedFigure:
     """One metric of groups of runs and of documented runs, each unit and range on an axis of its own.
 
@@ -142,11 +159,13 @@ def show_curves(
         documented: baselines or their names, also as label -> either; drawn as points, on the axis of the runs where unit and
             range are the same, else in a panel of their own; the caption says what can be compared, and names those without
             numbers for the metric.
-        title: title of the figure.
+        title: title of the figure, which should say what is seen.
+        ends: whether it goes on with where each line begins and ends, means of the first and the last tenth of its points.
         metric: name of the metric in the runs' logs and in the baselines.
         window: steps of the centred mean that smooths each seed first, at most a tenth of the run; 1 for none.
         seed: seed of the bootstrap resamples.
         columns: panels side by side, at most; 1 where the figure is shown in a narrow place.
+        order: names of groups, also of some that are not drawn here: a group has its place's colour in each figure.
 
     Raises:
         ParameterError: an unknown name, nothing to draw, a group without runs, seeds of one group that cannot be compared, or
@@ -178,10 +197,12 @@ def show_curves(
     if not found:
         raise ParameterError(f"nothing to draw: no runs, and no baseline has a curve {metric!r}")
     panels = _panels(found)
-    with matplotlib.rc_context({"text.parse_math": False}):  # `$` in a stop string begins no formula
-        figure = _figure(panels, metric, columns)
-        figure.suptitle(title)
     drawn = [series for panel in panels for series in panel]
+    if ends:
+        title = ": ".join(filter(None, [title, "; ".join(f"{one.name} {_in_brief(one.line)}" for one in drawn)]))
+    with matplotlib.rc_context({"text.parse_math": False}):  # `$` in a stop string begins no formula
+        figure = _figure(panels, metric, columns, order)
+        figure.suptitle(textwrap.fill(title, int(10.5 * figure.get_figwidth())) if ends else title)
     without = [b.title for b in baselines if metric not in b.curves]
     return DescribedFigure(
         figure,
@@ -270,14 +291,15 @@ def _panels(found: list[Series]) -> list[list[Series]]:
     return [panel[n : n + size] for panel, size in pairs for n in range(0, len(panel), size)]
 
 
-def _figure(panels: list[list[Series]], metric: str, columns: int) -> Figure:
+def _figure(panels: list[list[Series]], metric: str, columns: int, order: Sequence[str]) -> Figure:
     columns = min(columns, len(panels))
     rows = math.ceil(len(panels) / columns)
     figure = Figure(figsize=(9 if columns == 1 else 13, 4.2 * rows), layout="constrained")
-    drawn = 0
+    known = {name: n for n, name in enumerate(order)}
+    others = itertools.count(len(known))
     for n, panel in enumerate(panels, 1):
-        _draw_panel(figure.add_subplot(rows, columns, n), panel, metric, drawn)
-        drawn += len(panel)
+        places = [known[one.name] if one.name in known and not one.documented else next(others) for one in panel]
+        _draw_panel(figure.add_subplot(rows, columns, n), panel, metric, places)
     return figure
 
 
@@ -295,12 +317,12 @@ def _draw(ax, one: Series, n: int) -> None:
         ax.fill_between(one.x, one.low, one.high, color=color, alpha=0.2, lw=0)
 
 
-def _draw_panel(ax, panel: list[Series], metric: str, drawn: int) -> None:
+def _draw_panel(ax, panel: list[Series], metric: str, places: list[int]) -> None:
     """Every series, with its name to the right at its mean over the last fifth; names that would overlap are moved apart.
 
-    `drawn` series have been drawn in panels before this one, whose colours are not used again.
+    The place of a series says its colour.
     """
-    for n, one in enumerate(panel, drawn):
+    for n, one in zip(places, panel, strict=True):
         _draw(ax, one, n)
     first = panel[0].curves[0]
     ax.set(xlabel="steps", ylabel=textwrap.fill(f"{metric} [{first.unit}]", _HEIGHT))
@@ -312,7 +334,7 @@ def _draw_panel(ax, panel: list[Series], metric: str, drawn: int) -> None:
     line = (high - low) * 0.16 / (ax.figure.get_figheight() / ax.get_gridspec().nrows - 1)  # 9 points of text, in y
     ends = [one.end if np.isfinite(one.end) else low for one in panel]
     heights = apart(ends, [line * (name.count("\n") + 1.4) for name in names], low, high)
-    for n, (name, height) in enumerate(zip(names, heights, strict=True), drawn):
+    for n, name, height in zip(places, names, heights, strict=True):
         place = {"xycoords": ax.get_yaxis_transform(), "va": "center", "fontsize": 9, "annotation_clip": False}
         ax.annotate(name, (1.02, height), color=COLORS[n % len(COLORS)], **place)
 

@@ -20,7 +20,6 @@ class TrainingProgress:
         metrics = run.path / "metrics.jsonl"
         self.metrics = run.metrics if metrics.is_file() else pd.DataFrame()
         self.completions = _latest(run, examples)
-        self.title = "Reward, length and truncation of this training"
 
     @property
     def sentence(self) -> str:
@@ -41,7 +40,7 @@ class TrainingProgress:
         parts = [f"<p>{visible(self.sentence)}</p>"]
         with contextlib.suppress(ParameterError):  # a trainer that logs no such columns has no figure
             if len(self.metrics):
-                parts.append(_figure(show_training(self.metrics, title=self.title)))
+                parts.append(_figure(show_training(self.metrics)))
         if len(self.completions):
             step = self.completions["step"].iloc[-1]
             columns = [c for c in ("prompt", "completion", "finish_reason", "reward") if c in self.completions]
