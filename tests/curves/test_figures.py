@@ -194,20 +194,24 @@ def test_a_group_keeps_its_colour_in_figures_of_others():
     assert len(set(again.values()) | set(colors.values())) == 5
 
 
+def shown_title(measured, title) -> str:
+    return " ".join(show_curves(measured, title=title, ends=True).figure.get_suptitle().split())
+
+
 def test_a_title_says_where_each_line_begins_and_ends():
     rise = [Curve("one", range(1, 21), [*[1.0] * 10, *[3.0] * 10], "share")]
     shown = show_curves({"mine": rise, "a name of many words": seeds(2)}, title="toy", ends=True)
-    title = shown.figure.get_suptitle()
-    assert title.startswith("toy: mine 1 to 3; a name of many words ") and shown.alt.startswith(
-        title.replace("\n", " ")
-    )
-    assert show_curves({"mine": rise}, title="", ends=True).figure.get_suptitle() == "mine 1 to 3"
-    many = show_curves({f"{n} long name of a group": rise for n in range(4)}, title="T", ends=True)
-    assert max(map(len, many.figure.get_suptitle().splitlines())) <= 95
+    title = " ".join(shown.figure.get_suptitle().split())
+    assert title.startswith("toy: mine from 1 to 3; a name of many words from ") and shown.alt.startswith(title)
+    assert shown_title({"mine": rise}, "") == "mine from 1 to 3"
+    many = show_curves(
+        {f"{n} long name of a group": rise for n in range(4)}, title="T", ends=True
+    ).figure.get_suptitle()
+    assert [line[-1] for line in many.splitlines()] == [";", "3"] and max(map(len, many.splitlines())) <= 95
     lost = [Curve("one", [1, 2], [np.nan, np.nan], "share")]
-    assert show_curves({"lost": lost}, title="T", ends=True).figure.get_suptitle() == "T: lost without a value"
+    assert shown_title({"lost": lost}, "T") == "T: lost without a value"
     assert re.fullmatch(
-        r"reward \S+ to \S+, completion length \S+ to \S+, clipped ratio \S+ to \S+",
+        r"reward from \S+ to \S+, completion length from \S+ to \S+, clipped ratio from \S+ to \S+",
         show_training(METRICS).figure.get_suptitle(),
     )
 

@@ -101,7 +101,7 @@ def _from_to(values: ArrayLike) -> tuple[float, float, int]:
 
 def _in_brief(values: ArrayLike) -> str:
     first, last, tenth = _from_to(values)
-    return f"{first:.3g} to {last:.3g}" if tenth else "without a value"
+    return f"from {first:.3g} to {last:.3g}" if tenth else "without a value"
 
 
 _PANELS = (
@@ -199,10 +199,12 @@ def show_curves(
     panels = _panels(found)
     drawn = [series for panel in panels for series in panel]
     if ends:
-        title = ": ".join(filter(None, [title, "; ".join(f"{one.name} {_in_brief(one.line)}" for one in drawn)]))
+        goes = "; ".join(f"{one.name} {_in_brief(one.line)}".replace(" ", "\N{NO-BREAK SPACE}") for one in drawn)
+        title = ": ".join(filter(None, [title, goes]))
     with matplotlib.rc_context({"text.parse_math": False}):  # `$` in a stop string begins no formula
         figure = _figure(panels, metric, columns, order)
         figure.suptitle(textwrap.fill(title, int(10.5 * figure.get_figwidth())) if ends else title)
+    title = title.replace("\N{NO-BREAK SPACE}", " ")
     without = [b.title for b in baselines if metric not in b.curves]
     return DescribedFigure(
         figure,
