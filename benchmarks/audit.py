@@ -79,7 +79,6 @@ ONCE = [  # inputs that were measured once, on two busy cores
     ["a notebook of 500 MB", "refused after 2 s", _OLDER],
     ["a `.gz` that unpacks to 3 GB", "refused after 4 s", _OLDER],
     ["1 GB of JSON lines in TRL's form, 1,307,263 steps", "31 s, 0.98 GB of memory", _RULES],
-    ["1 GB of JSON lines in verl's form, 358,227 steps", "24 s, 0.51 GB of memory", _RULES],
     ["1 GB of JSON lines, 1,000 steps between lines of 20 to 60 MB", "2 s, 0.20 GB of memory", _RULES],
     ["pages of 100, 300 and 1,000 runs, 400 completions each", "9, 23 and 75 s, 0.17 GB of memory", _LOAD],
 ]
