@@ -81,6 +81,11 @@ def test_shared_engine_freezes_nothing_and_outlives_another():
     assert on_vllm("collected_engine") == {"frozen": 0, "tokens": 3}
 
 
+def test_a_shared_engine_keeps_no_trainer_and_no_model(tmp_path):
+    """Its hook kept the last trainer, so that two models were in memory while the next one loaded."""
+    assert on_vllm("released_trainers", str(tmp_path)) == [False, False]
+
+
 def test_an_engine_of_a_long_window_gets_a_cache_for_it(monkeypatch):
     """SmolLM2 takes 8192 tokens: vLLM refuses a cache of 64 blocks for them."""
     need(find_spec("vllm"), "vLLM")

@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import gc
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -11,12 +12,12 @@ import trl
 from ..errors import ParameterError
 from ..generation.stops import StopRule, StopSpec
 from ..runs.run import Run
-from ..training.engine import hook_requests
+from ..training.engine import hook_requests, unhook
 from ..training.grpo import GRPOTrainer
 from ..training.recording import attach_recorder
 from ..training.rows import Generation, RecordsRows, stopped_for_trl
 from ..training.sync_on_cpu import install_cpu_sync
-from .recipes import Recipe
+from .recipes import STARTERS, Recipe
 from .train import as_started, check_reward, is_finished, make_config, train, training_record
 from .vllm_server import sharing_engines
 
@@ -137,5 +138,11 @@ def _train(arm: Arm, seed: int, folder: Path) -> str:
         return "there already"
     folder.mkdir(parents=True, exist_ok=True)
     with (folder / "log.txt").open("a", encoding="utf-8") as log, contextlib.redirect_stdout(log):
-        train(recipe, trainer=arm.trainer, record_dir=folder, **asked)
+        trainer = train(recipe, trainer=arm.trainer, record_dir=folder, **asked)
+    engine = getattr(getattr(trainer, "vllm_generation", None), "llm", None)
+    if engine is not None:  # its hook would keep this trainer, and its model, while the next one loads
+        unhook(engine, "generate")
+    del trainer
+    if recipe.model not in STARTERS:  # it takes a second, in which a toy would be half trained
+        gc.collect()
     return "trained"
