@@ -53,7 +53,8 @@ def test_a_cell_gives_name_type_default_help_range_and_choices(known):
     [("steps = 3", "number", 3), ("lr = 0.5", "number", 0.5), ("who = 'me'", "str", "me"), ("flag = True", "bool", True),
      ("stop = None", "any", None), ("layers = [0, 1]", "list", [0, 1]), ("lr: float = 1 / 3", "float", COMPUTED),
      ("twice = seed * 2", "any", COMPUTED), ("pair = (1, 2)", "any", COMPUTED), ("n: Optional[int] = None", "int", None),
-     ("n: int = None", "int", None), ("big = 1e999", "any", COMPUTED), ("flag: bool = 1", "any", 1)]
+     ("n: int = None", "int", None), ("n: int | float = 3", "number", 3),
+     ("who: Literal['a', 'b'] = 'a'", "str", "a"), ("big = 1e999", "any", COMPUTED), ("flag: bool = 1", "any", 1)]
 )  # fmt: skip
 def test_any_assignment_is_a_parameter_read_as_its_default_is(tmp_path, line, kind, default):
     found = of_cell(tmp_path, f'"""Doc."""\nimport os\n%matplotlib inline\nseed: int = 0\nprint(seed)\n{line}  # help')

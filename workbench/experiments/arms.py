@@ -17,7 +17,7 @@ from ..training.grpo import GRPOTrainer
 from ..training.recording import attach_recorder
 from ..training.rows import Generation, RecordsRows, stopped_for_trl
 from ..training.sync_on_cpu import install_cpu_sync
-from .recipes import STARTERS, Recipe
+from .recipes import Recipe
 from .train import as_started, check_reward, is_finished, make_config, train, training_record
 from .vllm_server import sharing_engines
 
@@ -142,7 +142,8 @@ def _train(arm: Arm, seed: int, folder: Path) -> str:
     engine = getattr(getattr(trainer, "vllm_generation", None), "llm", None)
     if engine is not None:  # its hook would keep this trainer, and its model, while the next one loads
         unhook(engine, "generate")
-    del trainer
-    if recipe.model not in STARTERS:  # it takes a second, in which a toy would be half trained
+    large = sum(parameter.numel() for parameter in trainer.model.parameters()) > 10**7
+    del trainer, engine
+    if large:  # it takes a second, in which a toy would be half trained
         gc.collect()
     return "trained"

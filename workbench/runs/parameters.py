@@ -204,14 +204,14 @@ def _parameter(node: ast.stmt, line: str) -> Parameter | None:
     optional = kind in _TYPES and (optional or default is None)
     after = line.encode()[node.end_col_offset :].decode()  # ast counts bytes
     text, semicolon, rule = after.partition("#")[2].strip().rpartition(";")
+    parameter = Parameter(name, kind, default, text, optional=optional)
     match = re.fullmatch(rf"\s*{_NUMBER}\.\.{_NUMBER}", rule)
     if match and kind in ("int", "float", "number"):
-        return Parameter(name, kind, default, text, float(match[1]), float(match[2]), None, optional)
+        return dataclasses.replace(parameter, low=float(match[1]), high=float(match[2]))
     if semicolon and rule.strip().startswith("one of ") and kind == "str":
         choices = rule.strip().removeprefix("one of ").split(",")
-        names = tuple(choice.strip() for choice in choices)
-        return Parameter(name, kind, default, text, choices=names, optional=optional)
-    return Parameter(name, kind, default, text + semicolon + rule, optional=optional)
+        return dataclasses.replace(parameter, choices=tuple(choice.strip() for choice in choices))
+    return dataclasses.replace(parameter, help=text + semicolon + rule)
 
 
 def _annotated(annotation: ast.expr) -> tuple[str, bool]:
@@ -225,7 +225,7 @@ def _annotated(annotation: ast.expr) -> tuple[str, bool]:
             | ast.Subscript(value=ast.Name(id="Optional"), slice=inner)
         ):
             return _annotated(inner)[0], True
-    return "any", False
+    return "", False  # then the default says the type
 
 
 def _kind(annotated: str, default: object) -> str:
