@@ -18,11 +18,19 @@ from tools.record import MEASURED, by_versions, made_with, measured, run_main, t
 from workbench.curves.stats import Interval, seed_interval
 from workbench.experiments.instruments.ppo_learning import ratio_of
 from workbench.runs.files import read_json, write_json
+from workbench.runs.results import Result
 
 PASSES, LOSS, REWARD = "generation/forwards", "loss/value_avg", "rewards/reward_len_up_to_eos/mean"
 AT_EOS, WHOLE, UNTIL = "stop-at-EOS", "no-stop--whole-text-scored", "no-stop--text-up-to-EOS-scored"
 FAR = -10  # characters from the target: a policy that has lost what the untrained one does
 LAST = 3  # updates at the end whose mean reward is compared
+# A sentence of notebook 01 for each number of `compared`, and the number that would be no cost.
+COSTS = (
+    ("Without a stop an update takes {} times the forward passes", 1),
+    ("No stop and all scored: the value loss is {} times as high", 1),
+    ("With the whole text scored, it ends {} higher", 0),
+    ("With a stop the reward up to EOS ends {} higher, scored up to EOS", 0),
+)
 
 
 def compared(trainings: Sequence[dict]) -> dict[str, tuple[int, Interval]]:
@@ -57,6 +65,22 @@ def compared(trainings: Sequence[dict]) -> dict[str, tuple[int, Interval]]:
         "reward at the end, stop less no stop, whole text scored": (len(whole), gains[0]),
         "the same, text up to EOS scored": (len(until), gains[1]),
     }
+
+
+def size() -> dict[str, int]:
+    """Steps and seeds of the stored trainings."""
+    trainings = measured("ppo_stops")["trainings"]
+    return {
+        "steps": max(len(one["curves"][PASSES]) for one in trainings),
+        "seeds": len({one["seed"] for one in trainings}),
+    }
+
+
+def in_training() -> list[Result]:
+    """Judge these numbers as notebook 01 judges those of a toy, in its sentences."""
+    numbers = [number for _, number in compared(measured("ppo_stops")["trainings"]).values()]
+    judged = [(says, number, number.above(least)) for (says, least), number in zip(COSTS, numbers, strict=True)]
+    return [Result.of(*one, claim="A0.2", digits=".2g") for one in judged]
 
 
 def page() -> list[str]:

@@ -1,7 +1,9 @@
 """The programs of benchmarks/: what is stored, and costs measured in pairs."""
 
 import argparse
+import csv
 import dataclasses
+import io
 import json
 import subprocess
 
@@ -9,7 +11,17 @@ import pandas as pd
 import pytest
 from conftest import append_table
 
-from benchmarks import divisor, dose, evidence, hacked_rewards, real, recorded_rewards, reward_trials, trl_tests
+from benchmarks import (
+    divisor,
+    dose,
+    evidence,
+    hacked_rewards,
+    ppo_stops,
+    real,
+    recorded_rewards,
+    reward_trials,
+    trl_tests,
+)
 from tools import record
 from workbench.curves.documented import load_baseline
 from workbench.errors import RunError
@@ -167,6 +179,14 @@ def test_a_real_run_is_documented_by_its_finished_seeds(tmp_path, monkeypatch, c
     ]
     assert (arm, seeds, steps, right) == ("stock TRL, masked, rate 0.0001", "1", "2 of 2", "0% to 50% (50%)")
     assert evidence.effect(evidence.recorded("trial")[made.task]) == ("recorded: stock TRL, masked", None)
+
+
+def test_five_seeds_replace_two_in_the_row_of_ppo_costs():
+    notebook = (record.ROOT / "notebooks" / "01_ppo_eos_stop.ipynb").read_text(encoding="utf-8")
+    assert [says for says, _ in ppo_stops.COSTS if says not in notebook] == []
+    (row,) = [line for line in csv.DictReader(io.StringIO(evidence.claims_csv())) if line["id"] == "A0.2"]
+    assert row["SmolLM2"].count("Without a stop an update takes") == 1
+    assert row["SmolLM2"].count("seeds: 5") == len(ppo_stops.COSTS)
 
 
 def test_seeds_of_an_earlier_run_stay_in_the_file():
