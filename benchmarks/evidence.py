@@ -32,6 +32,11 @@ LAST = "d662082"  # the commit that has the programs that are gone
 SHOWN = "sums of two numbers from 2 to 20"  # the task of README's figure
 SMOLLM2 = "workbench-smollm2-"
 BEFORE = 44  # held-out questions that were asked before each answer was kept
+COMPARED = (  # arms of notebook 02
+    ("workbench, masked", "stock TRL, masked"),
+    ("stock TRL, unmasked", "stock TRL, masked"),
+    ("stock TRL, unmasked", "workbench, masked"),
+)
 PROBLEMS = {
     "01_ppo_eos_stop": "PPO never stops at EOS",
     "02_grpo_custom_stops": "a stop string counts as truncated",
@@ -230,6 +235,18 @@ def arms() -> Iterator[list[str]]:
         yield [str(one.task), arm, str(len(norms)), counts, logged, true, right]
 
 
+def gains_csv() -> str:
+    """Make smollm2_gains.csv: held-out questions that one arm with a stop string answers right, less another arm's."""
+    rows = []
+    for task, arms in recorded("stops").items():
+        known = {arm.lower(): one for arm, one in arms.items()}
+        for pair in COMPARED:
+            gain = held_out_gain(*(known[arm.lower()] for arm in pair))
+            over = gain.about.partition(", ")[2]
+            rows.append([task, " less ".join(pair), gain.in_brief("+.2f"), over, f"{gain.detectable:.2f}"])
+    return csv_text(["task", "arms", "share of held-out questions", "interval over", "would show in 80%"], rows)
+
+
 def made_arms() -> list[str]:
     """Say what made the stored arms of SmolLM2."""
     stored = [load_baseline(name) for name in list_baselines() if name.startswith(SMOLLM2)]
@@ -278,8 +295,8 @@ def page() -> list[str]:
     return [
         "# What was seen on real weights",
         "",
-        "**Toy** is a model of at most 0.65 M parameters. **SmolLM2** is SmolLM2-135M-Instruct, trained by the same",
-        "notebooks with `-p model=smollm2` (`make real`). All on CPUs.",
+        "**Toy** is a model of at most 0.65 M parameters. **SmolLM2** is SmolLM2-135M-Instruct (a 4-bit file, widened to fp32),",
+        "trained by the same notebooks with `-p model=smollm2` (`make real`). All on CPUs.",
         "",
         *table(head, problems()),
         "",
@@ -290,6 +307,10 @@ def page() -> list[str]:
         "## Trainings of SmolLM2",
         "",
         *(csv_next_to_page("smollm2.csv") if list(arms()) else none),
+        "",
+        "Held-out answers of two arms:",
+        "",
+        *csv_next_to_page("smollm2_gains.csv"),
         "",
         *without_training.page(),
         *ppo_stops.page(),

@@ -224,14 +224,14 @@ def counts(rows: list[dict], hacks: Collection[str]) -> tuple[str, str]:
 def page() -> list[str]:
     """Make the part of docs/evidence/false_alarms.md."""
     on_toy, on_smollm2 = (measured(name) for name in FILES)
-    first, silent = counts(on_toy["runs"], toy.HACKS)
-    real_first, real_silent = counts(on_smollm2["runs"], ("answer anywhere", "placebo format"))
+    first, silent = counts(on_toy["runs"], EXPECTED)
+    real_first, real_silent = counts(on_smollm2["runs"], EXPECTED)
     return [
         "### After trainings that exploit it",
         "",
-        f"A toy, five rewards with a known hack, {on_toy['steps']} steps: the report named {first};",
+        f"A toy, five rewards with a known hack and the placebo for the format, {on_toy['steps']} steps: the report named {first};",
         f"nothing in {silent} with an exact, a random or a shuffled reward. SmolLM2 on sums, {on_smollm2['steps']} steps, the",
-        f"answer anywhere or the format alone: {real_first}; it named nothing in {real_silent}.",
+        f"answer anywhere or that placebo: {real_first}; it named nothing in {real_silent}.",
         "",
         *csv_next_to_page("hacked_rewards.csv"),
         "",

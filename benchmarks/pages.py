@@ -90,6 +90,7 @@ CSVS: dict[str, Callable[[], str]] = {
     "reward_report.csv": reward_report.rates_csv,
     "reward_trials.csv": reward_trials.functions_csv,
     "smollm2.csv": evidence.smollm2_csv,
+    "smollm2_gains.csv": evidence.gains_csv,
 }
 PARTS: dict[str, Callable[[], Iterable[str]]] = {
     "audit": audit.page,

@@ -85,7 +85,7 @@ SUBJECTS: dict[str, Callable[[], float]] = {
     r"of a toy, TRL logged that {n}% of the": logged_as_truncated,
     r"\bof {n} curves that others published": lambda: sum(verdicts_of_others().values()),
     r"curves that others published {n} rise": lambda: verdicts_of_others()[RISES],
-    r"\b{n} of \d+ curves that others published rise": lambda: verdicts_of_others()[RISES],
+    r"\b{n} of \d+ curves that others published are called rising": lambda: verdicts_of_others()[RISES],
     r"curves that others published \d+ rise; {n} are inconclusive": lambda: verdicts_of_others()[UNCLEAR],
 }
 
