@@ -148,6 +148,8 @@ def test_equal_rewards_of_a_group_are_blamed_on_the_right_cause(reward):
     assert ("scale_rewards='batch'" in found.says) == (reward == 0.75)
     rloo = false_zero_std(log(**logged, completions=table, facts={"num_generations": 8, "trainer": "RLOOTrainer"}))
     assert ("KL penalty" in rloo.says) == (reward == 0.75) and "scale_rewards" not in rloo.says
+    with_kl = log(**logged, kl=0.01, completions=table, facts={"num_generations": 8, "trainer": "RLOOTrainer"})
+    assert "KL penalty" in false_zero_std(with_kl).says
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,7 @@ import json
 
 import numpy as np
 import pytest
-from made_up import flat, log
+from made_up import flat, log, rows
 
 from workbench.audit.check import check
 from workbench.audit.report import audit_run
@@ -28,11 +28,14 @@ def of_parts(reward, **parts):
 
 # What notebooks in public call their reward functions.
 ANSWERS = ["correctness_reward_func", "check_answer", "check_numbers", "accuracy_reward", "equation_reward_func"]
+ANSWERS += ["percentage_correct", "information_accuracy", "stage2_correct"]
 FORMS = ["xmlcount_reward_func", "match_format_exactly", "soft_format_reward_func", "answer_length", "int_reward_func"]
 
 
 def test_names_tell_an_answer_from_its_form():
-    assert [scores_the_answer(name) for name in ANSWERS + FORMS] == [True] * 5 + [False] * 5
+    assert {name: scores_the_answer(name) for name in ANSWERS + FORMS} == dict.fromkeys(ANSWERS, True) | dict.fromkeys(
+        FORMS, False
+    )
 
 
 @pytest.mark.parametrize(
@@ -82,6 +85,19 @@ def test_a_part_all_completions_earn_is_not_called_unsampled():
     )
     both = dead_rewards(of_parts(up, length=0.15, answer=up, strict=0.0)).advice
     assert both.startswith("Call the function on a completion") and "length: every completion" in both
+
+
+@pytest.mark.parametrize("name, about", [("accuracy", "Call the function"), ("format", "Completions close </think>")])
+def test_a_tag_is_no_advice_on_a_dead_answer(name, about):
+    texts = rows(prompt=lambda s, g, r: "Why? <think>", text=lambda s, g, r: f"{r} </think> {s}")
+    made = log(reward=up, completions=texts, **{f"rewards/{name}": 0.0, "rewards/other": up})
+    assert dead_rewards(made).advice.startswith(about)
+
+
+def test_a_part_of_negative_weight_that_falls_is_not_said_to_rise():
+    made = of_parts(0.5, accuracy=up, repetition=lambda share: 0.9 - share, style=0.5)
+    made.steps["reward"] = made.steps["rewards/accuracy"] - made.steps["rewards/repetition"] + 0.5
+    assert reward_parts(made).says.startswith("2 of 3 parts of the reward move: ")
 
 
 # --- tools ---

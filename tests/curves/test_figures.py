@@ -204,6 +204,9 @@ def test_a_title_says_where_each_line_begins_and_ends():
     title = " ".join(shown.figure.get_suptitle().split())
     assert title.startswith("toy: mine from 1 to 3; a name of many words from ") and shown.alt.startswith(title)
     assert shown_title({"mine": rise}, "") == "mine from 1 to 3"
+    slope = {"mine": [Curve("one", range(1, 101), np.linspace(0, 1, 100), "share")]}
+    first, last = re.findall(r"mine from (\S+) to (\S+)", shown_title(slope, ""))[0]
+    assert f"goes from {first} (mean" in (alt := show_curves(slope, title="").alt) and f" to {last} (mean" in alt
     many = show_curves(
         {f"{n} long name of a group": rise for n in range(4)}, title="T", ends=True
     ).figure.get_suptitle()

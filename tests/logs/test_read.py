@@ -260,6 +260,43 @@ def test_a_share_in_another_unit_is_left_out_and_named(tmp_path):
     assert log.damage == ("frac_reward_zero_std goes up to 30 and is no share from 0 to 1: it is left out",)
 
 
+@pytest.mark.parametrize(
+    "line",
+    ["step {}: reward 0.5, loss {}", "step={} reward=0.5 loss={} lr=1e-06", "Step {} | loss {} | reward 0.5",
+     "2026-11-28 12:00:00,123 INFO step={} loss={} reward=0.5"],
+)  # fmt: skip
+def test_a_loss_that_is_nan_within_a_line_is_read(tmp_path, line):
+    path = tmp_path / "log.txt"
+    path.write_text("".join(f"{line.format(n, 'nan' if n > 20 else 0.1)}\n" for n in range(1, 41)))
+    log = one(path)
+    assert log.order == tuple(range(1, 41)) and log_damage(log).cause == "not-finite"
+
+
+@pytest.mark.parametrize("more", [", epoch: {}", ", best: {}", ", eval_acc: {}"])
+@pytest.mark.parametrize("places", [[25, 50], [50]])
+def test_lines_that_say_more_hide_no_others(tmp_path, more, places):
+    path = tmp_path / "log.txt"
+    lines = [f"step {n}: reward: 0.5, loss: 0.{n}{more.format(n // 25) if n in places else ''}" for n in range(1, 61)]
+    path.write_text("\n".join(lines))
+    log = one(path)
+    assert (log.order, log.damage) == (tuple(range(1, 61)), ())
+
+
+def test_an_evaluation_in_a_steps_own_row_hides_no_step(tmp_path):
+    rows = [{"step": n, "reward": 0.5, "loss": 0.1} | ({"eval_reward": 0.4} if n % 10 == 0 else {}) for n in range(1, 61)]
+    rows[29]["loss"] = float("nan")
+    write_lines(tmp_path / "metrics.jsonl", rows)
+    log = one(tmp_path)
+    assert log.order == tuple(range(1, 61)) and "first in step 30" in str(log.damage)
+
+
+@pytest.mark.parametrize("line", ["global_step={} reward=0.5 loss=0.1", "INFO global_step: {}, step: 1, reward: 0.5"])
+def test_a_global_step_is_the_step_of_a_line(tmp_path, line):
+    path = tmp_path / "log.txt"
+    path.write_text("".join(f"{line.format(n)}\n" for n in range(1, 13)))
+    assert one(path).order == tuple(range(1, 13))
+
+
 def test_evaluations_of_many_prompts_a_step_are_no_steps(tmp_path):
     # charbull/wordle-rl-gemma 41ceaa1: a line a step, and 20 of an evaluation each 30 steps, each with a word of its own
     rows = [{"log_type": "train", "step": n, "secret_word": f"W{n % 30}", "final_reward": n / 9} for n in range(1, 61)]

@@ -71,6 +71,10 @@ def test_what_is_not_recorded_is_not_known():
         ("<answer>C</answer> The answer is B", "B", False, True),
         ("The answer is B or C", "B", False, True),
         ("Find facts on quartz?", "quartz", False, True),
+        ("First 10 of 24. The discount is 42%.", "42%", True, True),
+        ("She walks 12 km.", "12 km", True, True),
+        ("She walks 12 km in 3 hours.", "12 km", False, True),
+        ("It is 12 kmh", "12 km", False, False),
     ],
 )
 def test_an_answer_is_right_in_any_clothes_and_nowhere_else(text, answer, right, anywhere):

@@ -113,6 +113,9 @@ def test_rollouts_of_verl_and_of_prime_rl_are_read(tmp_path):
     for name, number in (("verl", 72), ("prime", 48)):
         report = reward_report(tmp_path / name)
         assert (report.completions, report.groups, report.named[0].name) == (number, 24, "length")
+    for folder in ("latest", "contest_math"):  # no word within a name makes an evaluation of it
+        write_lines(tmp_path / "more" / folder / "1.jsonl", verl)
+    assert len(load_completions(tmp_path / "more")[0]) == 6
     single = load_completions(tmp_path / "verl" / "7.jsonl")[0]
     assert single["step"].unique().tolist() == [7] and single["answer"].tolist() == ["7"] * 3
 

@@ -47,6 +47,15 @@ def test_a_careful_function_has_no_problem():
     )
 
 
+@pytest.mark.parametrize("grows", [False, True], ids=["short", "long"])
+def test_a_reward_for_lengths_alone_is_no_judge(grows):
+    def reward(completions, **columns):
+        return [len(text) / 100 * (1 if grows else -1) for text in completions]
+
+    rows = [{"prompt": f"{n} times 7?", "answer": str(n * 7)} for n in range(9, 30)]
+    assert "as `answer` has it, earns no more than a wrong one in any of" in says(try_reward(reward, rows), PROBLEM)
+
+
 def paid(rule):
     """Make a reward function from a rule for one text, its right answer, its prompt and whether it is right."""
 
@@ -514,6 +523,7 @@ def test_the_form_of_ones_own_is_asked():
         ([{"prompt": "p", "answer": {"a": 1}}], {}, "read as an answer, but such as {'a': 1}; name the column"),
         (ROWS, {"rows": 0}, "rows=0: expected 1 or more"),
         ("gone.jsonl", {}, "data=gone.jsonl: no such file"),
+        ({"train": ROWS, "test": ROWS}, {}, "data: a dict of train, test; expected rows: one part"),
     ],
 )
 def test_unusable_input_is_refused_with_what_is_expected(data, options, message):

@@ -54,6 +54,7 @@ def test_a_cell_gives_name_type_default_help_range_and_choices(known):
      ("stop = None", "any", None), ("layers = [0, 1]", "list", [0, 1]), ("lr: float = 1 / 3", "float", COMPUTED),
      ("twice = seed * 2", "any", COMPUTED), ("pair = (1, 2)", "any", COMPUTED), ("n: Optional[int] = None", "int", None),
      ("n: int = None", "int", None), ("n: int | float = 3", "number", 3),
+     ("rate: float | str = 'auto'", "any", "auto"), ("n: int | str = 5", "any", 5),
      ("who: Literal['a', 'b'] = 'a'", "str", "a"), ("big = 1e999", "any", COMPUTED), ("flag: bool = 1", "any", 1)]
 )  # fmt: skip
 def test_any_assignment_is_a_parameter_read_as_its_default_is(tmp_path, line, kind, default):
@@ -146,6 +147,12 @@ def test_without_a_parameters_cell_any_name_is_taken(tmp_path):
 def test_help_begins_behind_the_default_whatever_stands_in_it(tmp_path, line, default, help, choices):
     (parameter,) = of_cell(tmp_path, line).values()
     assert (parameter.default, parameter.help, parameter.choices, parameter.low) == (default, help, choices, None)
+
+
+@pytest.mark.parametrize("limits", ["1e-9..1E-3", "0.000_000_001..1e-3"])
+def test_limits_are_numbers_as_python_writes_them(tmp_path, limits):
+    found = of_cell(tmp_path, f"rate: float = 1e-5  # how fast; {limits}")["rate"]
+    assert (found.help, found.low, found.high) == ("how fast", 1e-9, 1e-3)
 
 
 def test_a_whole_default_becomes_a_float_and_limits_are_in_full(tmp_path):

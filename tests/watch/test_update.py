@@ -8,7 +8,8 @@ import pytest
 import torch
 import trl
 from conftest import daily
-from step_cases import in_bf16, make
+from datasets import Dataset
+from step_cases import PROMPTS, in_bf16, make
 from transformers import TrainerCallback
 from transformers.trainer_pt_utils import get_parameter_names
 
@@ -413,3 +414,17 @@ def test_an_optimizer_with_two_modes_is_stepped_and_left_alone(tmp_path):
     before = {name: p.detach().clone() for name, p in trainer.model.named_parameters()}
     check_step(trainer)
     assert all(torch.equal(p, before[name]) for name, p in trainer.model.named_parameters())
+
+
+def test_two_modes_are_no_fault_where_evaluations_switch_them(tmp_path):
+    more = {"eval_dataset": Dataset.from_dict({"prompt": PROMPTS[:2]})}
+    often = {"eval_strategy": "steps", "eval_steps": 1, "per_device_eval_batch_size": 8}
+    trainer = make(tmp_path, cls=OwnModes, max_steps=3, more=more, **often)
+    watch = attach_watch(trainer, tmp_path / "watch", check_every=1)
+    trainer.train()
+    assert {step: report.first for step, report in watch.reports.items()} == {1: None, 2: None, 3: None}
+    trainer.optimizer.eval()
+    before = {name: p.detach().clone() for name, p in trainer.model.named_parameters()}
+    assert check_step(trainer).first is None
+    assert all(torch.equal(p, before[name]) for name, p in trainer.model.named_parameters())
+    assert not any(group["train_mode"] for group in trainer.optimizer.param_groups)

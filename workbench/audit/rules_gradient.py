@@ -110,7 +110,8 @@ def false_zero_std(log: Log) -> Finding:
     if log.groups is not None and log.sure_of_groups and log.each_step and table is not None:
         whole = "reward" in table and not table["reward"].isna().any()
         true = None if not whole else _share(log, log.groups["step"], log.groups["rewards"] <= 1)
-    if (rounded := _rounded_groups(log, logged)).any() and not setting:
+    of_kl = log.trainer == "RLOOTrainer" and _has_a_kl_term(log)  # it is in the rewards, and makes equal ones differ
+    if (rounded := _rounded_groups(log, logged)).any() and not (setting or of_kl):
         return _rounded_means(log, logged, rounded)
     if true is not None:
         wrong, why = np.nan_to_num(true - logged) > 0.005, f"it is {np.nanmean(true):.0%} in the completions"

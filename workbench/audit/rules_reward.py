@@ -22,7 +22,9 @@ FORM_ONLY = "form-only"  # cause of reward-parts
 _OF_ANSWER = re.compile(
     r"correct|accura|answer|solv|match|verif|outcome|success|equation|exact|ground_truth|numbers|unit_?test|tests_?pass|pass_?rate"
 )
-_OF_FORM = re.compile(r"format|xml|tag|length|think|structur|style|penalt|repet|brev|language")
+_OF_FORM = re.compile(
+    r"(?<!in)(?<!trans)format|xml|(?<![a-z])tag|length|think|structur|style|penalt|repet|brev|language"
+)
 
 
 def _parts(log: Log) -> dict[str, np.ndarray]:
@@ -125,7 +127,8 @@ def reward_parts(log: Log) -> Finding:
     if gains and losses:
         lead = "Parts of the reward go against each other"
     else:
-        count, verb = len(paid), "rise" if which in rise else "fall"
+        rising = paid.keys() & rise.keys()
+        count, verb = len(paid), "rise" if rising == paid.keys() else "fall" if not rising else "move"
         lead = f"Only {which} {verb}s" if count == 1 else f"{count} of {len(parts)} parts of the reward {verb}"
         if not course and log.metric("reward") is not None:
             lead += ", which the total hides"
@@ -193,7 +196,8 @@ def dead_rewards(log: Log) -> Finding:
     )
     if len(always) < len(constant):
         never = "Call the function on a completion that should earn its reward: what it looks for may never be sampled."
-        advice = f"{_of_opened_tag(log) or never} {advice}".strip()
+        asks_for_form = not any(scores_the_answer(name) for name in constant if name not in always)
+        advice = f"{(asks_for_form and _of_opened_tag(log)) or never} {advice}".strip()
     return found(NOTE, says, advice, evidence={"constant": dict(constant)})
 
 

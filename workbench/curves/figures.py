@@ -199,7 +199,7 @@ def show_curves(
     panels = _panels(found)
     drawn = [series for panel in panels for series in panel]
     if ends:
-        goes = "; ".join(f"{one.name} {_in_brief(one.line)}".replace(" ", "\N{NO-BREAK SPACE}") for one in drawn)
+        goes = "; ".join(f"{one.name} {_in_brief(one.points)}".replace(" ", "\N{NO-BREAK SPACE}") for one in drawn)
         title = ": ".join(filter(None, [title, goes]))
     with matplotlib.rc_context({"text.parse_math": False}):  # `$` in a stop string begins no formula
         figure = _figure(panels, metric, columns, order)
@@ -247,6 +247,11 @@ class Series:
         """The line's mean over the last fifth of x; NaN where nothing is known there."""
         late = self.line[self.x >= self.x[-1] - (self.x[-1] - self.x[0]) / 5]
         return float(np.nanmean(late)) if np.isfinite(late).any() else float("nan")
+
+    @property
+    def points(self) -> np.ndarray:
+        """The line of several seeds; of one its own steps."""
+        return self.line if self.count > 1 else whole_seeds(self.curves)[0][0].y
 
     @property
     def sentence(self) -> str:

@@ -13,8 +13,10 @@ _MOST, _MOST_PARSED = 15_000_000, 500_000  # lines of a log; those of two bytes 
 _BELOW = 30  # lines below a line with a step in which its metrics stand
 _COLOURS = re.compile(r"\x1b\[[\d;]*[A-Za-z]")
 _SEPARATORS = str.maketrans(dict.fromkeys("|;│┃\t", ","))
-_NEXT = re.compile(r"(?<=[\d.%])\s+(?=[^\W\d][\w./-]{0,40}\s?=)")  # as in `loss=0.1 reward=0.5`
+# Between two pairs, as in `loss=0.1 reward=0.5`.
+_NEXT = re.compile(r"(?:(?<=[\d.%])|(?<=nan)|(?<=inf)|(?<=infinity))\s+(?=[^\W\d][\w./-]{0,40}\s?=)", re.I)
 _VALUE = re.compile(rf"\s?({NUMBER})(%|[kKM](?=\s|$)|)(?:\s?[^\s:=]{{1,16}})?(?:\s[^\s:=]{{1,16}})?")
+_GAP = re.compile(r"\s[-+]?(?:\d|(?:nan|inf|infinity)$)", re.I)  # before the number of `name number`
 _TIMES = {"": 1.0, "%": 0.01, "k": 1e3, "K": 1e3, "M": 1e6}  # what stands right behind a number
 _THOUSANDS = re.compile(r"(?<![\w.,/-])(?<!\d:)[1-9]\d{0,2}(?:,\d{3})+(?![\w,])")  # as in `1,024`
 _STEP = re.compile(
@@ -75,11 +77,14 @@ class Lines:
 
     def _line(self, text: str, of_step: bool) -> None:
         lower = text.lower()
-        steps = [m for m in _STEP.finditer(lower) if not lower[: m.start()].endswith(("_", "micro "))]
+        steps = [m for m in _STEP.finditer(lower) if not re.search(r"(?<!global)_$|micro $", lower[: m.start()])]
         if not (steps or self._left > 0 or ("/" in text and _STEP_OF.search(text)) or _OPENS.fullmatch(lower)):
             return
         self._parsed += 1
-        rest = f"{text[: steps[0].start()]}, {text[steps[0].end() :]}" if steps else text
+        rest = text
+        if steps:
+            before = re.sub("global_$", "", text[: steps[0].start()], flags=re.IGNORECASE)
+            rest = f"{before}, {text[steps[0].end() :]}"
         pairs, words = _pairs(rest)
         number = float(steps[0][1]) if steps else None
         if not steps and len(pairs) > 1 and (of := _STEP_OF.findall(text[: text.find(next(iter(pairs)))])):
@@ -145,7 +150,7 @@ def _pairs(text: str) -> tuple[dict[str, float], int]:
 def _pair(field: str) -> tuple[str, float] | None:
     """`name: number`, `name=number` or `name number`, each with a unit behind it."""
     name, apart, value = field.partition(":" if ":" in field else "=")
-    if not apart and (match := re.search(r"\s[-+]?\d", field)):
+    if not apart and (match := _GAP.search(field)):
         name, value = field[: match.start()], field[match.start() :]
     name = name.strip()
     if not value or not (name[:1].isalpha() or name[:1] == "_") or len(name) > 60 or name.count(" ") > 4 or "=" in name:

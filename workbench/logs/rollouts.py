@@ -36,7 +36,7 @@ EXPECTED = (
     "verl's rollout_data_dir or step_N/*.jsonl of prime-rl, or one such file"
 )
 _STEP = re.compile(r"(?:^|[_-])(\d+)$")
-_NOT_TRAINING = re.compile(r"eval|valid|\bval\b|test", re.I)
+_NOT_TRAINING = re.compile(r"(?<![a-z])(?:eval|valid|val(?![a-z])|test)", re.I)
 _MOST_FILES = 5000
 
 

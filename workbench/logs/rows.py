@@ -74,7 +74,9 @@ def _is_short(value) -> bool:
 @lru_cache(1000)
 def _kind(names: tuple[str, ...]) -> str:
     """Return what a row with these names is: the closing `summary`, an `evaluation`, or a `step`."""
-    summary, evaluation = "train_runtime" in names, any(name.startswith("eval_") for name in names)
+    # A loop may put its evaluation into the row of a step, which then has metrics of its own.
+    own = set(canonical(names).values()) - {"step", "epoch", "episodes", "step_time"}
+    summary, evaluation = "train_runtime" in names, not own and any(name.startswith("eval_") for name in names)
     return "summary" if summary else "evaluation" if evaluation else "step"
 
 
@@ -192,13 +194,13 @@ class Rows:
 
         Where some rows have an epoch, which every Trainer logs and a dict of the user's own seldom has, only these are steps.
         """
-        kept = {
-            names: part
-            for names, part in self._parts.items()
-            if len(part.at) >= least and part.asked and _kind(names) != "summary"
-        }
-        for wanted in (lambda names: _kind(names) == "step", lambda names: "epoch" in names):
-            kept = {names: part for names, part in kept.items() if wanted(names)} or kept
+        kept = {names: part for names, part in self._parts.items() if part.asked and _kind(names) != "summary"}
+        often = [set(names) for names, part in kept.items() if len(part.at) >= least]
+        kept = {names: part for names, part in kept.items() if any(each <= set(names) for each in often)}
+        kept = {names: part for names, part in kept.items() if _kind(names) == "step"} or kept
+        with_epoch = {names: part for names, part in kept.items() if "epoch" in names}
+        if not any("step" in names for names in with_epoch):  # a loop of one's own may name an epoch now and then
+            kept = with_epoch or kept
         parts = [part.table(names) for names, part in kept.items()]
         table = _joined(parts)
         known = canonical(table.columns)

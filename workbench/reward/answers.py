@@ -133,7 +133,16 @@ def is_right(text: str, answer: Any) -> bool:
     right = wanted(answer)
     if final_answer(text) in right or plain(text) in right:
         return True
-    return marked_answer(text) is None and any(_behind_answer(plain(text), each) for each in right)
+    return marked_answer(text) is None and any(
+        _behind_answer(plain(text), each) or _is_last_amount(plain(text), each) for each in right
+    )
+
+
+def _is_last_amount(text: str, answer: str) -> bool:
+    """True where the last number of a text is that of an answer and has its unit, such as `42%` or `12 km`."""
+    number, last = _NUMBER.match(answer), [*_NUMBER.finditer(text)][-1:]
+    unit = number and answer[number.end() :]
+    return bool(unit and last and re.match(rf"{re.escape(answer)}(?!\w)", text[last[0].start() :]))
 
 
 def _behind_answer(text: str, answer: str) -> bool:

@@ -4,7 +4,6 @@ import contextlib
 import copy
 import dataclasses
 import html
-import itertools
 import json
 import re
 import sys
@@ -332,6 +331,11 @@ def _rows(data: Any) -> Iterator[dict]:
             data = [row for _, row in json_lines(path)]
     if hasattr(data, "to_dict") and hasattr(data, "columns"):
         data = data.to_dict("records")
+    if isinstance(data, Mapping):
+        holds = ", ".join(map(str, data))
+        raise ParameterError(
+            f"data: a {type(data).__name__} of {holds}; expected rows: one part, such as data['train'], or a DataFrame"
+        )
     for row in data:
         name = next((name for name in COLUMNS["prompt"] if name in row), None)
         if name is None:
@@ -759,8 +763,9 @@ def _wrong(rights: list[str], place: int) -> str:
     """A wrong answer for a row: a number far from its own without its digits in a row, or the answer of another row."""
     right = rights[place]
     if _is_whole(right):
-        numbers = (str(number) for number in itertools.count(2 * abs(int(right)) + 7))
-        return next(number for number in numbers if right not in number and number not in right)
+        digits = len(right.removeprefix("-"))  # as many: else a reward for short texts would seem to judge answers
+        low, high = 10 ** (digits - 1) * (digits > 1), 10**digits - 1
+        return f"{'-' * right.startswith('-')}{high - 2 if abs(int(right)) <= (low + high) // 2 else low + 2}"
     other = next((text for text in rights[place + 1 :] + rights[:place] if plain(text) != plain(right)), None)
     return other or "something else"
 

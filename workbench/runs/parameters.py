@@ -27,7 +27,7 @@ from .secrets import hide_tokens, looks_like_token, map_text, names_secret
 SET_BY_RUNNER = ("out_dir", "interactive")  # parameters that say where a notebook runs, not what it does
 
 _TYPES = {"int": int, "float": float, "str": str, "bool": bool, "list": list, "dict": dict}
-_NUMBER = r"(-?\d+(?:\.\d+)?(?:e-?\d+)?)"
+_NUMBER = r"(-?\d[\d_]*(?:\.[\d_]+)?(?:[eE][-+]?\d+)?)"
 COMPUTED = "(computed)"  # in the place of a default that is no literal
 
 
@@ -225,6 +225,10 @@ def _annotated(annotation: ast.expr) -> tuple[str, bool]:
             | ast.Subscript(value=ast.Name(id="Optional"), slice=inner)
         ):
             return _annotated(inner)[0], True
+        case ast.BinOp(
+            left=one, op=ast.BitOr(), right=other
+        ):  # of two types; `int | float` is a number, as its default is
+            return "" if {_annotated(one)[0], _annotated(other)[0]} <= {"int", "float"} else "any", False
     return "", False  # then the default says the type
 
 

@@ -26,6 +26,7 @@ from ..replay.report import StepReport, stage_names
 from ..runs.files import WATCHED
 from ..training.callback import LiveCallback, attach_first, others_with, say
 from ..training.engine import hook
+from ..training.optimizer_step import has_modes
 from ..training.processes import StepNotChecked, all_failed, check_engine, held_parameters
 from ..training.record_async import RowsTap
 from ..training.record_step import copied, samples_of_next_step
@@ -152,7 +153,9 @@ class StepCheck(LiveCallback):
 
     def _around_weights(self, original: Callable, *args: Any, **kwargs: Any):
         step = self._trainer.state.global_step + 1
-        sums = self.guarded(self._sums, "data") if step in self.reports else None
+        # An optimizer with two modes shows an evaluation other weights.
+        is_seen = step in self.reports and not has_modes(self._trainer.optimizer)
+        sums = self.guarded(self._sums, "data") if is_seen else None
         self._moved = None if sums is None else (step, sums)
         return original(*args, **kwargs)
 

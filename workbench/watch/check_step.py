@@ -8,10 +8,11 @@ from typing import Any
 from ..replay.report import Stage, StepReport, stage_names
 from ..replay.step import Step
 from ..training.callback import others_with
+from ..training.optimizer_step import has_modes
 from ..training.processes import failing_together, whole_weights
 from ..training.record_async import record_async_step
 from ..training.record_distillation import record_distillation_step
-from ..training.record_step import hooks_at_rest, record_step
+from ..training.record_step import hooks_at_rest, record_step, restored
 from ..training.snapshot import modules_restored
 from ..training.step_numbers import kind_of, step_of, with_counted_items
 from ..training.step_record import Noticed, StepRecord
@@ -90,7 +91,12 @@ def check_any_step(trainer: Any, batch: list[dict] | None = None) -> StepReport:
 @contextlib.contextmanager
 def _judging(trainer: Any, record: StepRecord) -> Iterator[None]:
     """Inside the block the model computes for the check, and is afterwards as it was."""
-    with modules_restored(trainer), whole_weights(trainer), hooks_at_rest(trainer, record):
+    with contextlib.ExitStack() as stack:
+        if has_modes(trainer.optimizer):  # after an evaluation it holds other weights than the step has trained
+            stack.enter_context(restored(trainer))
+            trainer.optimizer.train()
+        for each in (modules_restored(trainer), whole_weights(trainer), hooks_at_rest(trainer, record)):
+            stack.enter_context(each)
         yield
 
 

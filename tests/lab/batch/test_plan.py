@@ -360,6 +360,12 @@ def test_lists_and_ranges_are_values_of_what_is_computed_too():
     }  # fmt: skip
 
 
+def test_a_comma_within_a_list_or_a_mapping_separates_no_values():
+    known = parse_parameters("layers = [[0], [1]]\nweights = {'a': 1}")
+    given = {"layers": "[[0, 1], [2]], [[3]]", "weights": "{'a': 1, 'b': 2}"}
+    assert parse_grid(known, given) == {"layers": [[[0, 1], [2]], [[3]]], "weights": [{"a": 1, "b": 2}]}
+
+
 def test_a_plan_reads_each_runs_parameters_once(notebook, tmp_path, monkeypatch):
     for seed in range(20):
         about = {"params": FULL | {"seed": seed}}

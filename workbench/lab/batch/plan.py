@@ -6,6 +6,7 @@ A run that is done is not repeated, one that was interrupted goes on: the run fo
 (`reports/sweep.py`) is for the comparison alone.
 """
 
+import ast
 import contextlib
 import dataclasses
 import itertools
@@ -176,12 +177,22 @@ def parse_grid(known: Mapping[str, Parameter], given: Mapping[str, str]) -> dict
     grid = {}
     for name, text in given.items():
         counts = not known or (name in known and known[name].type in ("int", "number", "any"))
-        parts = [p for part in _split(text) for p in (_range(name, part) if counts else [part])]
+        whole = _literals(text) if name in known and known[name].type in ("list", "dict") else None
+        parts = whole or [p for part in _split(text) for p in (_range(name, part) if counts else [part])]
         values = [check_parameters(known, {name: part})[name] for part in parts]
         if len({json.dumps(value) for value in values}) < len(values):
             raise ParameterError(f"parameter {name}={text}: the list has a value twice")
         grid[name] = values
     return grid
+
+
+def _literals(text: str) -> list | None:
+    """The lists or mappings that a text holds, `[[0], [1]], [[2]]`, whose own commas separate no values; else None."""
+    with contextlib.suppress(ValueError, SyntaxError):
+        value = ast.literal_eval(text)
+        several = list(value) if isinstance(value, tuple) else [value]
+        return several if all(isinstance(each, list | dict) for each in several) else None
+    return None
 
 
 def _split(text: str) -> list[str]:
