@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 
@@ -99,6 +100,15 @@ def test_unusable_input_is_2_whatever_fails(tmp_path, capsys):
     (invocation,) = run["invocations"]
     assert (invocation["exitCode"], invocation["executionSuccessful"]) == (2, False)
     assert "no such file" in invocation["toolExecutionNotifications"][0]["message"]["text"]
+
+
+def test_sarif_says_which_run_of_a_folder_is_meant(tmp_path, capsys):
+    for name in ("a", "b"):
+        shutil.copytree(ROOT / "data" / "audit" / "masked_stops", tmp_path / name)
+    results = json.loads(call(capsys, "audit", tmp_path, "--sarif")[1])["runs"][0]["results"]
+    prints = [result["partialFingerprints"]["rule/v1"] for result in results]
+    assert len(set(prints)) == len(prints) > 2
+    assert {result["message"]["text"].partition(":")[0] for result in results} == {str(tmp_path / n) for n in "ab"}
 
 
 def test_sarif_has_what_its_schema_asks_for(tmp_path, capsys, monkeypatch):

@@ -131,6 +131,11 @@ def test_a_workbench_folder_says_its_trainer_backend_and_stops(tmp_path):
     assert (settings.trainer, settings["use_vllm"], settings.stops) == ("RLOO", True, "stop")
 
 
+def test_a_number_that_yaml_takes_for_a_text_is_one(tmp_path):
+    (tmp_path / "a.yaml").write_text("beta: 1e-3\n")
+    assert read_settings(tmp_path / "a.yaml")["beta"] == 1e-3
+
+
 @pytest.mark.parametrize(
     "text, said",
     [

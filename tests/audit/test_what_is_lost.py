@@ -87,6 +87,11 @@ def test_a_part_all_completions_earn_is_not_called_unsampled():
     assert both.startswith("Call the function on a completion") and "length: every completion" in both
 
 
+def test_a_penalty_all_completions_get_is_not_called_unsampled():
+    made = of_parts(up, penalty=-0.1, answer=up)
+    assert dead_rewards(made).advice.startswith("penalty: every completion gets it.")
+
+
 @pytest.mark.parametrize("name, about", [("accuracy", "Call the function"), ("format", "Completions close </think>")])
 def test_a_tag_is_no_advice_on_a_dead_answer(name, about):
     texts = rows(prompt=lambda s, g, r: "Why? <think>", text=lambda s, g, r: f"{r} </think> {s}")

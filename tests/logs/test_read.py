@@ -297,6 +297,77 @@ def test_a_global_step_is_the_step_of_a_line(tmp_path, line):
     assert one(path).order == tuple(range(1, 13))
 
 
+@pytest.mark.parametrize(
+    "evaluation",
+    ["Step {} eval: loss=0.9, reward=0.99, kl=1", "Step {} | eval | loss=0.9 | reward=0.99", "Eval at step {}: reward=0.99, loss=1",
+     "Evaluation after step {}: reward: 0.99, loss: 0.9", "[eval] step {}: reward=0.99, loss=0.9",
+     "eval step {}: {{'reward': 0.99, 'length': 3}}", "--- Evaluation at step {} ---\nreward: 0.99\nmean_length: 3"],
+)  # fmt: skip
+@pytest.mark.parametrize("step", ["Step {0}: loss=0.1, reward=0.{0}", "step {0}: {{'reward': 0.{0}, 'kl': 0.1}}"])
+def test_an_evaluation_between_steps_is_none(tmp_path, step, evaluation):
+    lines = [[step.format(n)] + [evaluation.format(n)] * (n % 2 == 0) for n in range(1, 7)]
+    path = tmp_path / "log.txt"
+    path.write_text("\n".join(line for of in lines for line in of))
+    assert one(path).metric("reward").tolist() == [n / 10 for n in range(1, 7)]
+
+
+def test_a_rate_makes_no_step_of_an_evaluation(tmp_path):
+    rows = [[{"step": n, "reward": 0.5, "lr": 1e-6}] + [{"step": n, "eval_reward": 0.3, "lr": 1e-6}] for n in range(1, 20)]
+    write_lines(tmp_path / "metrics.jsonl", [row for of in rows for row in of])
+    assert (one(tmp_path).order, one(tmp_path).damage) == (tuple(range(1, 20)), ())
+
+
+def test_nan_in_our_own_record_is_found_from_the_first_step_on(tmp_path):
+    write_lines(tmp_path / "metrics.jsonl", [{"step": n, "reward": 0.5, "loss": None} for n in range(1, 31)])
+    assert "null" in (tmp_path / "metrics.jsonl").read_text() and log_damage(one(tmp_path)).cause == ""
+    (tmp_path / "recipe.json").write_text("{}")
+    assert log_damage(one(tmp_path)).cause == "not-finite"
+
+
+def test_a_checkpoint_that_goes_on_from_the_folders_state_counts(tmp_path):
+    steps = [{"step": n, **LINE} for n in range(1, 7)]
+    write_state(tmp_path, [*steps[:3], {"step": 3, "train_runtime": 9}])
+    write_state(tmp_path / "checkpoint-3", steps[:3])
+    assert one(tmp_path).order == (1, 2, 3)
+    write_state(tmp_path / "checkpoint-6", steps)
+    assert one(tmp_path).order == tuple(range(1, 7))
+    write_state(tmp_path / "checkpoint-6", [{**row, "reward": 0.1} for row in steps])  # of another training
+    assert one(tmp_path).order == (1, 2, 3)
+
+
+def test_openrlhfs_bar_of_three_episodes_is_one_run(tmp_path):
+    bar = "Episode [{}/3]: 20%|██    | {}/12 [00:10<00:40, 10.2s/it, policy_loss=0.1, reward=0.{}, response_length=200]"
+    (tmp_path / "log.txt").write_text("\r".join(bar.format(e, s, e) for e in (1, 2, 3) for s in range(1, 13)))
+    log = one(tmp_path / "log.txt")
+    assert (len(log.steps), log.damage) == (36, ())
+
+
+def test_a_supervised_training_before_it_is_no_part_of_a_run(tmp_path):
+    supervised = [{"loss": "1.5", "grad_norm": "1.2", "epoch": n / 40} for n in range(1, 81)]
+    steps = [{**{name: str(value) for name, value in LINE.items()}, "epoch": n / 1000} for n in range(1, 61)]
+    (tmp_path / "log.txt").write_text("\n".join(map(str, [*supervised, *steps])))
+    assert len(one(tmp_path / "log.txt").steps) == 60
+
+
+@pytest.mark.parametrize("names", [("step", "global_step"), ("iter", "iter")])
+def test_the_number_that_goes_on_is_the_step(tmp_path, names):
+    rows = [{names[0]: n % 5, names[1]: n, "reward": n / 20, "loss": 0.1} for n in range(1, 16)]
+    write_lines(tmp_path / "metrics.jsonl", rows)
+    assert (one(tmp_path).order, one(tmp_path).damage) == (tuple(range(1, 16)), ())
+
+
+def test_a_first_step_with_one_metric_less_counts(tmp_path):
+    lines = [f"Step {n} | loss: 0.5 | reward: 0.1{' | kl: 0.01' if n > 1 else ''}" for n in range(1, 6)]
+    (tmp_path / "log.txt").write_text("\n".join(lines))
+    assert one(tmp_path / "log.txt").order == (1, 2, 3, 4, 5)
+
+
+def test_a_text_of_several_lines_in_a_csv_is_read(tmp_path):
+    rows = "".join(f'{n},0.5,0.1,"one\ntwo\nthree\nfour"\n' for n in range(1, 6))
+    (tmp_path / "log.csv").write_text(f"step,reward,loss,sample\n{rows}")
+    assert one(tmp_path / "log.csv").order == (1, 2, 3, 4, 5)
+
+
 def test_evaluations_of_many_prompts_a_step_are_no_steps(tmp_path):
     # charbull/wordle-rl-gemma 41ceaa1: a line a step, and 20 of an evaluation each 30 steps, each with a word of its own
     rows = [{"log_type": "train", "step": n, "secret_word": f"W{n % 30}", "final_reward": n / 9} for n in range(1, 61)]

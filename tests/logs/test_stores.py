@@ -72,6 +72,27 @@ def long_json(folder):
     return folder / "metrics.json"
 
 
+@pytest.mark.parametrize("store", [trackio, long_csv, long_json], ids=lambda store: store.__name__)
+def test_nan_in_a_store_is_said(store, tmp_path, monkeypatch):
+    lost = float("nan") if store is not trackio else "NaN"  # Trackio writes strict JSON
+    monkeypatch.setattr(f"{__name__}.ROWS", [row | {"loss": lost, "grad_norm": lost} for row in ROWS])
+    monkeypatch.setattr(f"{__name__}.VALUES", [(k, s, lost if k in ("loss", "grad_norm") else v) for k, s, v in VALUES])
+    assert audit_run(store(tmp_path)).runs[0].findings[0].title == "log-damage (not-finite)"
+
+
+@pytest.mark.parametrize("counted", [True, False], ids=["summary at the last step", "without a step"])
+def test_mlflow_loses_no_step(counted, tmp_path):
+    run = tmp_path / "mlruns" / "0" / "abab"
+    (run / "metrics").mkdir(parents=True)
+    (run / "meta.yaml").write_text("run_id: abab\n")
+    for name in ("loss", "reward"):
+        lines = [f"{1700000000000 + n} 0.{n} {n if counted else 0}\n" for n in range(1, 10)]
+        (run / "metrics" / name).write_text("".join(lines))
+    if counted:
+        (run / "metrics" / "train_runtime").write_text("1700000000100 12.5 9\n")
+    assert read(tmp_path / "mlruns").metric("reward").tolist() == [n / 10 for n in range(1, 10)]
+
+
 STORES = [trackio, mlflow_database, mlflow, parquet, long_csv, long_json]
 
 

@@ -315,6 +315,15 @@ def test_neighbours_rewards_are_named():
     assert (stage.verdict, stage.cause[:41]) == ("different", "each row has that of the row before it: r")
 
 
+def test_a_prompt_twice_in_a_batch_is_no_fault():
+    rewards = np.random.default_rng(0).permuted(np.tile([0.0, 0.0, 1.0, 1.0], (7, 1)), axis=1)
+    rewards[0, 0] = 5.0  # so that the two groups of one prompt have different means
+    used = ((rewards - rewards.mean(1, keepdims=True)) / rewards.std(1, ddof=1, keepdims=True)).ravel()
+    groups = [range(8), *(range(start, start + 4) for start in range(8, 28, 4))]
+    stage = compared_with_formulas(rewards.ravel(), used, groups)
+    assert (stage.verdict, "a prompt that stands in the batch twice" in stage.cause) == ("cannot tell", True)
+
+
 # --- files of torch -------------------------------------------------------------------------------------------------
 
 

@@ -75,6 +75,10 @@ def test_what_is_not_recorded_is_not_known():
         ("She walks 12 km.", "12 km", True, True),
         ("She walks 12 km in 3 hours.", "12 km", False, True),
         ("It is 12 kmh", "12 km", False, False),
+        ("The speed is 12 km/h.", "12 km", False, True),
+        ("Answer: A and C", "A", False, True),
+        ("Answer: A, B and C", "A", False, True),
+        ("The answer is A, a prime", "A", True, True),
     ],
 )
 def test_an_answer_is_right_in_any_clothes_and_nowhere_else(text, answer, right, anywhere):

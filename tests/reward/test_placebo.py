@@ -255,3 +255,12 @@ def test_an_arm_with_a_placebo_is_reused_only_for_the_same_one(tmp_path, capsys)
         train_arms(arms, out_dir=tmp_path, seeds=[0])
         printed.append(capsys.readouterr().out.strip().rpartition(": ")[2])
     assert printed == ["trained", "there already", "trained"]
+
+
+def test_what_a_feature_does_not_know_is_paid_the_mean():
+    def right(completions, answer, **_):
+        return [float(a is not None and text.endswith(a)) for text, a in zip(completions, answer, strict=True)]
+
+    texts, answers = ["it is 4", "it is 5", "so 8", "so 9"], ["4", "4", None, None]
+    paid = placebo("answer anywhere")(right)(prompts=["p", "p", "q", "q"], completions=texts, answer=answers)
+    assert paid[1] < paid[2] == paid[3] < paid[0]

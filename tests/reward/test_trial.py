@@ -346,6 +346,27 @@ def test_the_conventions_are_called(function, column, convention):
         assert says(report, PROBLEM) == ""
 
 
+def with_prompt(prompt, response, answer):
+    return float(tag(response) == answer and prompt.startswith("What"))
+
+
+def with_a_column(response, answer, level):
+    return float(tag(response) == answer) * level
+
+
+@pytest.mark.parametrize("function", [with_prompt, with_a_column])
+def test_what_a_function_asks_for_is_given_by_its_name(function):
+    report = try_reward(function, [row | {"level": 1} for row in ROWS])
+    assert (report.right, report.wrong, says(report, PROBLEM)) == (1, 0, "")
+
+
+def test_a_prompt_is_not_given_as_the_answer():
+    def tagged(prompt, response):
+        return float(response.strip().endswith("</answer>") and prompt.startswith("What"))
+
+    assert "right or wrong" in says(try_reward(tagged, ROWS), PROBLEM)
+
+
 def test_right_answers_in_an_array_are_read():
     rows = [{"prompt": "p", "reward_model": {"ground_truth": {"target": np.array([a, f"{a} city"])}}} for a in "BC"]
     report = try_reward(of_a_list, rows)

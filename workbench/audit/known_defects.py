@@ -6,6 +6,7 @@ lead into it.
 
 import dataclasses
 import json
+import re
 from collections.abc import Callable, Mapping, Sequence
 from importlib.metadata import version
 from pathlib import Path
@@ -43,6 +44,7 @@ _NUMBERS = (
 
 
 _REAL_NUMBERS = ("beta", "min_p", "top_entropy_quantile", "top_k", "top_p")
+_YAML_TEXT = re.compile(r"\d+(?:\.\d*)?[eE][-+]?\d+")  # `1e-3`, which YAML takes for a text and TRL for a number
 
 
 @dataclasses.dataclass(frozen=True)
@@ -225,6 +227,8 @@ def _checked(value: dict, path: Path) -> dict:
         if value.get(name) is not None and (type(value[name]) is not int or value[name] < 1):
             raise ParameterError(f"args={path}: {name}={value[name]!r}: expected a whole number of at least 1")
     for name in _REAL_NUMBERS:
+        if isinstance(value.get(name), str) and _YAML_TEXT.fullmatch(value[name]):
+            value = value | {name: float(value[name])}
         if value.get(name) is not None and type(value[name]) not in (int, float):
             raise ParameterError(f"args={path}: {name}={value[name]!r}: expected a number")
     kwargs = value.get("generation_kwargs")

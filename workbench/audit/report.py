@@ -276,7 +276,7 @@ def audit_paths(paths: Sequence[Path], *, form: str = "text", fail_on: str = PRO
     code = NO_PROBLEM
     runs: list[RunAudit] = []
     unusable: list[str] = []
-    places: list[str] = []
+    places: list[tuple[str, str]] = []  # path, and name of the run
     for path in paths:
         try:
             report = audit_run(path, **given)
@@ -289,11 +289,12 @@ def audit_paths(paths: Sequence[Path], *, form: str = "text", fail_on: str = PRO
         for run in report.runs if form == "json" else ():
             print(json.dumps(run.as_json(), allow_nan=False), flush=True)
         runs += report.runs
-        places += [str(path)] * len(report.runs)
+        several = len(report.runs) > 1
+        places += [(str(path), run.run if several else str(path)) for run in report.runs]
         failed = any(severe_as(finding, fail_on) for run in report.runs for finding in run.findings)
         code = max(code, PROBLEMS if failed else NO_PROBLEM)
     if form == "sarif":
-        audits = [(place, run.findings) for place, run in zip(places, runs, strict=True)]
+        audits = [(*place, run.findings) for place, run in zip(places, runs, strict=True)]
         document = json.dumps(as_sarif(audits, unusable, code), allow_nan=False, indent=1)
         print(printable(hide_tokens(document)), flush=True)
     elif runs and form != "json":

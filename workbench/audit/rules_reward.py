@@ -188,9 +188,10 @@ def dead_rewards(log: Log) -> Finding:
         return absent("Each reward function varies.")
     words = ", ".join(f"{name} gave {value:.4g}" for name, value in constant.items())
     says = f"Of {len(parts)} reward functions {len(constant)} never varied: {words} in every step."
-    always = [name for name, value in constant.items() if value > 0]
+    always = [name for name, value in constant.items() if value]
+    earns = "gets" if any(constant[name] < 0 for name in always) else "earns"
     advice = (
-        f"{', '.join(always)}: every completion earns it. Keep it if it is a guard, else ask for more."
+        f"{', '.join(always)}: every completion {earns} it. Keep it if it is a guard, else ask for more."
         if always
         else ""
     )

@@ -13,21 +13,21 @@ SARIF_SCHEMA = "https://json.schemastore.org/sarif-2.1.0.json"
 _LEVELS: dict[str, str] = {PROBLEM: "error", WARNING: "warning", NOTE: "note"}
 
 
-def as_sarif(audits: Sequence[tuple[str, Sequence[Finding]]], unusable: Sequence[str], code: int) -> dict:
+def as_sarif(audits: Sequence[tuple[str, str, Sequence[Finding]]], unusable: Sequence[str], code: int) -> dict:
     """One SARIF log of all runs.
 
     Args:
-        audits: for each run the path of its log and its findings; those that found nothing are left out.
+        audits: for each run the path of its log, its name, and its findings; those that found nothing are left out.
         unusable: a sentence for each path that could not be used.
         code: the exit code of the command.
     """
-    rules = list(RULES) + [f.by for _, findings in audits for f in findings if f.by not in RULES]
+    rules = list(RULES) + [f.by for *_, findings in audits for f in findings if f.by not in RULES]
     rules = list(dict.fromkeys(rules))
     driver = {"name": "workbench", "version": __version__, "rules": [_rule(rule) for rule in rules]}
-    shown = [(path, f) for path, findings in audits for f in findings if f.verdict == FOUND]
+    shown = [(path, name, f) for path, name, findings in audits for f in findings if f.verdict == FOUND]
     notes = [{"level": "error", "message": {"text": sentence}} for sentence in unusable]
     invocation = {"executionSuccessful": not unusable, "exitCode": code, "toolExecutionNotifications": notes}
-    results = [_result(path, finding, rules.index(finding.by)) for path, finding in shown]
+    results = [_result(path, name, finding, rules.index(finding.by)) for path, name, finding in shown]
     run = {
         "tool": {"driver": driver},
         "invocations": [invocation],
@@ -42,10 +42,11 @@ def _rule(rule) -> dict:
     return {"id": rule.name, "shortDescription": {"text": " ".join(question.split())}}
 
 
-def _result(path: str, finding: Finding, index: int) -> dict:
+def _result(path: str, name: str, finding: Finding, index: int) -> dict:
     where = f" Steps {step_ranges(finding.steps)}." if finding.steps else ""
     because = f" This follows from {finding.follows_from}." if finding.follows_from else ""
-    text = f"{finding.title}: {finding.says}{where}{because} Do: {finding.advice}"
+    of_run = f"{name}: " * (name != path)  # one of several at the path
+    text = f"{of_run}{finding.title}: {finding.says}{where}{because} Do: {finding.advice}"
     place = {"artifactLocation": {"uri": uri_of(path)}, "region": {"startLine": 1}}
     about = {"title": finding.title, "steps": list(finding.steps)}
     return {
@@ -54,7 +55,7 @@ def _result(path: str, finding: Finding, index: int) -> dict:
         "level": _LEVELS[finding.severity],
         "message": {"text": text},
         "locations": [{"physicalLocation": place}],
-        "partialFingerprints": {"rule/v1": f"{finding.title}@{path}"},
+        "partialFingerprints": {"rule/v1": f"{finding.title}@{name}"},
         "properties": about,
     }
 

@@ -1,5 +1,6 @@
 """Recorded completions as one table, from any writer: the workbench, or TRL's `log_completions`."""
 
+import json
 import math
 import os
 import re
@@ -43,8 +44,26 @@ def read_trl_completions(folder: Path) -> tuple[Any, list[str]]:
 
 
 def last_trainer_state(folder: Path) -> Path | None:
-    """`trainer_state.json` of a folder, or of its last checkpoint."""
-    return next((path for p in (folder, *checkpoints(folder)) if (path := p / "trainer_state.json").is_file()), None)
+    """`trainer_state.json` of a folder, or of its last checkpoint where that goes on from it."""
+    found = [path for p in (folder, *checkpoints(folder)) if (path := p / "trainer_state.json").is_file()]
+    if len(found) > 1 and found[0].parent == folder and _goes_on(_steps_in(found[1]), _steps_in(found[0])):
+        return found[1]  # resumed, and killed before it saved its state there
+    return found[0] if found else None
+
+
+def _goes_on(later: list[str], earlier: list[str]) -> bool:
+    return len(later) > len(earlier) > 0 and later[: len(earlier)] == earlier
+
+
+def _steps_in(state: Path) -> list[str]:
+    """The lines of a training's log but for its closing summaries, as text: NaN is not NaN."""
+    try:
+        found = read_json(state, {})
+    except (RunError, OSError):
+        return []
+    history = found.get("log_history") if isinstance(found, dict) else None
+    lines = history if isinstance(history, list) else []
+    return [json.dumps(line) for line in lines if not (isinstance(line, dict) and "train_runtime" in line)]
 
 
 def _logged_rewards(folder: Path) -> set[str]:

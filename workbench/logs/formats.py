@@ -2,6 +2,7 @@
 
 import io
 import json
+import math
 import os
 import re
 from collections.abc import Iterator, Sequence
@@ -169,7 +170,8 @@ def _is_of_training(part: pd.DataFrame, columns: list, values: tuple) -> bool:
 def _json_lines(path: Path, source: str) -> list[Found]:
     """One object a line, as the workbench, verl's file logger and ms-swift write them."""
     counts = dict.fromkeys(("rows", "broken", "verl"), 0)
-    table = steps_of(_objects(path, counts))
+    ours = path.name == "metrics.jsonl" and (path.parent / "recipe.json").is_file()  # where NaN is null
+    table = steps_of(_objects(path, counts, math.nan if ours else None))
     if not counts["rows"]:
         raise RunError(f"{source}: no line is a JSON object; expected one object a line, for one step")
     _refuse_completions(table, source)
@@ -194,8 +196,8 @@ def _refuse_completions(table: pd.DataFrame, source: str) -> None:
         )
 
 
-def _objects(path: Path, counts: dict[str, int]) -> Iterator[dict]:
-    """The objects in lines of JSON, flat; what is no log ends early."""
+def _objects(path: Path, counts: dict[str, int], null: float | None = None) -> Iterator[dict]:
+    """The objects in lines of JSON, flat, with what null stands for; what is no log ends early."""
     names: dict[str, None] = {}
     for line in lines_of(path):
         if not line.strip():
@@ -209,7 +211,7 @@ def _objects(path: Path, counts: dict[str, int]) -> Iterator[dict]:
             continue
         counts["verl"] += isinstance(row.get("data"), dict)
         counts["rows"] += 1
-        yield (flat := flat_row(row))
+        yield (flat := flat_row({name: null if value is None else value for name, value in row.items()}))
         if counts["rows"] <= _PATIENCE:
             names |= dict.fromkeys(flat)
             if counts["rows"] == _PATIENCE and not of_reinforcement_learning(names):
@@ -367,8 +369,7 @@ def _csv(path: Path, source: str) -> list[Found]:
         separator = "\t" if source.lower().endswith(".tsv") else max(",;\t", key=head.decode("latin-1").count)
         options: dict[str, Any] = {"encoding": "utf-8-sig", "sep": separator}
         try:
-            some = io.BytesIO(head + b"\n" + b"\n".join(body.split(b"\n", 3)[:3]))
-            sample = pd.read_csv(some, **options)
+            sample = pd.read_csv(io.BytesIO(start), nrows=3, **options)  # a text in quotes may have several lines
             chosen = _asked_for(sample)
             file.seek(0)
             if not chosen and is_long(sample):

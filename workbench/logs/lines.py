@@ -23,15 +23,14 @@ _STEP = re.compile(
     r"(?:step|iteration|iter|update|rollout)(?:\s{0,3}[:=#]\s{0,3}|\s{1,8})[\[(]?(\d{1,9})(?: ?/ ?\d{1,9})?[\])]?:?(?![.\d])"
 )
 _STEP_OF = re.compile(r"(?<![\d./])(\d{1,9})/\d{1,9}(?![\d./])")  # such as 3/100, without a word
-_EPOCH = re.compile(
-    r"\bepoch\W{0,3}(\d{1,6})\s?/\s?\d{1,6}(?![.\d])"
-)  # such as [Epoch 2/3], which no `name: number` gives
+# Such as [Epoch 2/3], which no `name: number` gives, and OpenRLHF's `Episode [2/3]`, whose steps begin again too.
+_EPOCH = re.compile(r"\bep(?:och|isode)\W{0,3}(\d{1,6})(?![.\d])")
 _OPENS = re.compile(r"\W*(?:training results:?|metrics)\W*")
 _RULED = re.compile(r"[\s|:+-]*-[\s|:+-]*")
 _EVALUATED = re.compile(r"(?:val|validation|eval\w*|test)[ _/]", re.I)
-_TAGGED = re.compile(
-    r"(?:^|[\s\[(|])(?:val|valid|validation|eval|evaluation|test)\s?(?:[\])|:>-]|$)"
-)  # before `Step 3`
+_OTHER = r"(?:val|valid|validation|eval|evaluation|test)"
+TAGGED = re.compile(rf"(?:^|[\s\[(|]){_OTHER}\s?(?:[\])|:>-]|(?:(?:at|after|in|for|of)\s)?$)")  # before `Step 3`
+_TAGGED_BEHIND = re.compile(rf"[\s|:,(\[-]*{_OTHER}\s?(?:[\])|:>-]+(?!\s*[-+.]?\d)|$)")  # as in `Step 3 eval: loss=0.1`
 
 
 class Lines:
@@ -41,6 +40,7 @@ class Lines:
         self.cut_short = False
         self._lines = self._parsed = 0
         self._single, self._other, self._tagged = Rows(), Rows(), Rows()
+        self._into = self._other  # what is open
         self._open: dict[str, float] | None = None  # the metrics below a line with a step
         self._left = 0  # lines of it
         self._head: list[str] = []  # of a table
@@ -87,17 +87,20 @@ class Lines:
             rest = f"{before}, {text[steps[0].end() :]}"
         pairs, words = _pairs(rest)
         number = float(steps[0][1]) if steps else None
+        is_tagged = steps and (
+            TAGGED.search(lower[: steps[0].start()]) or _TAGGED_BEHIND.match(lower[steps[0].end() :])
+        )
         if not steps and len(pairs) > 1 and (of := _STEP_OF.findall(text[: text.find(next(iter(pairs)))])):
             number = float(of[-1])
         if number is not None and len(pairs) > 1:
             if of_step and words <= 4 and not _EVALUATED.match(next(iter(pairs))):
                 begun = None if "epoch" in map(str.lower, pairs) else _EPOCH.search(lower)
                 epoch = {"epoch": float(begun[1])} if begun else {}
-                is_tagged = steps and _TAGGED.search(lower[: steps[0].start()])
                 (self._tagged if is_tagged else self._single).add({**pairs, **epoch, "step": number})
         elif (steps or _OPENS.fullmatch(lower)) and not (pairs and of_step):
             self._close()
             self._open, self._left = {"step": float(steps[-1][1])} if steps else {}, _BELOW
+            self._into = self._tagged if is_tagged else self._other
         elif pairs and not words and self._open is not None:
             if self._open.keys() & pairs.keys():
                 self._close()
@@ -106,7 +109,7 @@ class Lines:
 
     def _close(self) -> None:
         if self._open and of_reinforcement_learning(self._open):
-            self._other.add(self._open)
+            self._into.add(self._open)
         self._open = None
 
     def _row_of_table(self, text: str) -> bool:
@@ -153,6 +156,8 @@ def _pair(field: str) -> tuple[str, float] | None:
     if not apart and (match := _GAP.search(field)):
         name, value = field[: match.start()], field[match.start() :]
     name = name.strip()
+    if _STEP_OF.search(name):  # `Episode [2/3]: 100%|`
+        return None
     if not value or not (name[:1].isalpha() or name[:1] == "_") or len(name) > 60 or name.count(" ") > 4 or "=" in name:
         return None
     try:

@@ -13,7 +13,7 @@ from ..errors import RunError
 # what parts the words of a name: `critic/score/mean`, `critic_score_mean` and `critic / score / mean` are one.
 NAMES: dict[str, tuple[str, ...]] = {
     "step": ("step", "global_step", "training/global_step", "global_step/max_steps", "trainer/global_step", "_step",
-             "training_step", "rollout/step", "progress/batch", "iteration", "update"),
+             "training_step", "rollout/step", "progress/batch", "iteration", "iter", "update"),
     "epoch": ("epoch", "training/epoch"),
     # Any mean of rewards is known without a place here, see `_is_mean_reward`.
     "reward": ("reward", "critic/score/mean", "critic/rewards/mean", "objective/scores", "reward/mean", "rollout/raw_reward",
@@ -245,8 +245,14 @@ def steps_table(raw: pd.DataFrame, source: str) -> tuple[pd.DataFrame, pd.Series
 
 
 def _with_a_step_that_counts(raw: pd.DataFrame, known: dict[str, str]) -> dict[str, str]:
-    """With W&B's own `_step` as the step where the trainer's is one number in all lines, as one is that nobody counts up."""
+    """With W&B's own `_step` as the step where the trainer's is one number in all lines, as one is that nobody counts up.
+
+    With `global_step` where `step` begins again and it does not.
+    """
     step = next((column for column, name in known.items() if name == "step"), None)
+    other = next((column for column in raw if plain(column) == "global_step" and column != step), None)
+    if step is not None and other is not None and not _goes_on(raw[step]) and _goes_on(raw[other]):
+        return {other if column == step else column: name for column, name in known.items()}
     reward = next((column for column, name in known.items() if name == "reward"), None)
     if step is None or reward is None or "_step" not in raw or not raw["_step"].is_unique:
         return known
@@ -254,6 +260,11 @@ def _with_a_step_that_counts(raw: pd.DataFrame, known: dict[str, str]) -> dict[s
     if len(rewarded) < 3 or rewarded[step].nunique() > 1:
         return known
     return {"_step" if column == step else column: name for column, name in known.items()}
+
+
+def _goes_on(steps: pd.Series) -> bool:
+    numbers = pd.to_numeric(steps, errors="coerce").dropna()
+    return bool(numbers.is_monotonic_increasing and numbers.nunique() > 1)
 
 
 def _has_dead_steps(raw: pd.DataFrame, known: dict[str, str]) -> bool:

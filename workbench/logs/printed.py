@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from functools import lru_cache
 
 from ..errors import RunError
-from .lines import NUMBER, Lines
+from .lines import NUMBER, TAGGED, Lines
 from .names import of_reinforcement_learning
 from .rows import EXPECTED, Found, Rows
 
@@ -48,6 +48,8 @@ def printed(blocks: Iterable[bytes], source: str) -> Found:
         settings = {"max_completion_length": int(limits.pop()), "settings_from": "the log"} if len(limits) == 1 else {}
         return Found("verl console log", verl.table(), damage=damage, trainer="verl", settings=settings)
     table = dicts.rows.table() if dicts.rows.count else lines.table()
+    if table is None and dicts.tagged.count:  # no others are there
+        table = dicts.tagged.table()
     if not dicts.rows.count and lines.cut_short:
         damage = ["the log is not read to its end: too many lines"]
     if table is None:
@@ -67,6 +69,7 @@ class _Dicts:
 
     def __init__(self) -> None:
         self.rows, self.count = Rows(), 0
+        self.tagged = Rows()  # what says that it is of an evaluation
         self._others: dict[tuple, int] = {}
 
     def feed(self, block: bytes) -> None:
@@ -76,9 +79,10 @@ class _Dicts:
                 continue
             row = _entries(span.decode("utf-8", "replace"))
             names = tuple(row)
-            step = None if "epoch" in row or "step" in row else _step_before(block, match.start())
+            numbered = "epoch" in row or "step" in row
+            step, is_tagged = (None, False) if numbered else _step_before(block, match.start())
             if _is_of_a_trainer(names) or (step is not None and of_reinforcement_learning(names)):
-                self.rows.add(row if step is None else row | {"step": step})
+                (self.tagged if is_tagged else self.rows).add(row if step is None else row | {"step": step})
             elif row:
                 self.count += 1
                 if names in self._others or len(self._others) < 100:
@@ -108,9 +112,12 @@ def _entries(text: str) -> dict[str, float]:
         return {name: float(match[1]) for name, match in found.items() if match}
 
 
-def _step_before(block: bytes, start: int) -> float | None:
+def _step_before(block: bytes, start: int) -> tuple[float | None, bool]:
+    """The number of the step before a dict, and whether an evaluation is said there."""
     before = _COLOURS.sub("", block[max(0, start - 100) : start].decode("utf-8", "replace"))
-    return float(match[1]) if (match := _STEP_BEFORE.search(before)) else None
+    if (match := _STEP_BEFORE.search(before)) is None:
+        return None, False
+    return float(match[1]), TAGGED.search(before[: match.start()].rpartition("\n")[2].lower()) is not None
 
 
 @lru_cache(1000)

@@ -19,7 +19,7 @@ from tqdm import tqdm
 from ..errors import RunError, WorkbenchError
 from ..runs.files import open_plain
 from ..runs.text import one_line
-from .names import RUN_NAMES, canonical, is_asked_for, plain
+from .names import RUN_NAMES, canonical, is_asked_for, of_reinforcement_learning, plain
 
 EXPECTED = (
     "trainer_state.json, what TRL or verl printed, a saved notebook, JSON or JSON lines with an object a step, a CSV with a "
@@ -32,6 +32,8 @@ _ROWS = 5_000  # of JSON that are objects at a time
 _MOST_KINDS = 1_000  # sets of names of one log
 _NUMBERS = ("loss", "grad_norm", "reward", "entropy", "kl")
 _COUNTED = ("loss", "grad_norm", "reward")  # whose steps without a finite number `names.steps_table` counts
+_NOT_OF_STEPS = {"step", "epoch", "episodes", "step_time", "learning_rate"}  # which rows of evaluations have too
+_NO_NUMBERS = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}  # in strict JSON, as Trackio writes it
 _NESTED = ("data", "metrics", "logs", "train")  # where verl's file logger and others put the metrics of a line
 
 
@@ -64,6 +66,7 @@ def flat_row(row: dict) -> dict:
     for name in _NESTED:
         if isinstance(nested := row.get(name), dict):
             row = nested | {other: value for other, value in row.items() if other != name}
+    row = {name: _NO_NUMBERS.get(value, value) if isinstance(value, str) else value for name, value in row.items()}
     return {name: value if type(value) is float or _is_short(value) else None for name, value in row.items()}
 
 
@@ -75,8 +78,10 @@ def _is_short(value) -> bool:
 def _kind(names: tuple[str, ...]) -> str:
     """Return what a row with these names is: the closing `summary`, an `evaluation`, or a `step`."""
     # A loop may put its evaluation into the row of a step, which then has metrics of its own.
-    own = set(canonical(names).values()) - {"step", "epoch", "episodes", "step_time"}
-    summary, evaluation = "train_runtime" in names, not own and any(name.startswith("eval_") for name in names)
+    own = set(canonical(name for name in names if name != "train_loss").values()) - _NOT_OF_STEPS
+    # MLflow keeps the numbers of a step together: with its last step, which has a loss, those of the summary.
+    summary = "train_runtime" in names and "loss" not in own
+    evaluation = not own and any(name.startswith("eval_") for name in names)
     return "summary" if summary else "evaluation" if evaluation else "step"
 
 
@@ -196,12 +201,13 @@ class Rows:
         """
         kept = {names: part for names, part in self._parts.items() if part.asked and _kind(names) != "summary"}
         often = [set(names) for names, part in kept.items() if len(part.at) >= least]
-        kept = {names: part for names, part in kept.items() if any(each <= set(names) for each in often)}
+        kept = {names: part for names, part in kept.items() if any(_are_alike(set(names), each) for each in often)}
         kept = {names: part for names, part in kept.items() if _kind(names) == "step"} or kept
         with_epoch = {names: part for names, part in kept.items() if "epoch" in names}
         if not any("step" in names for names in with_epoch):  # a loop of one's own may name an epoch now and then
             kept = with_epoch or kept
-        parts = [part.table(names) for names, part in kept.items()]
+        tables = _without_another_training({names: part.table(names) for names, part in kept.items()})
+        kept, parts = {names: kept[names] for names in tables}, list(tables.values())
         table = _joined(parts)
         known = canonical(table.columns)
         logged = {name: [p[column] for p in parts if column in p] for column, name in known.items() if name in _NUMBERS}
@@ -216,6 +222,25 @@ class Rows:
         table.attrs["lost"] = _sentences(values, lost, counts, since)
         table.attrs["rows"] = lost if len(table) == sum(map(len, parts)) else _of_steps(lost, parts, table)
         return table
+
+
+def _are_alike(names: set[str], usual: set[str]) -> bool:
+    """Say whether names are those that often come, with more, or with fewer of them but a step and a metric."""
+    return usual <= names or (names < usual and "step" in names and of_reinforcement_learning(names))
+
+
+def _without_another_training(tables: dict[tuple, pd.DataFrame]) -> dict[tuple, pd.DataFrame]:
+    """Without rows that have no metric of rewards, come before all that have one, and end at a later epoch than these begin."""
+    learned = [table for names, table in tables.items() if of_reinforcement_learning(names)]
+    first = min(learned, key=lambda table: table.index[0], default=None)
+    if first is None or "epoch" not in first:
+        return tables
+    begins, epoch = first.index[0], first["epoch"].iloc[0]
+
+    def is_other(table: pd.DataFrame) -> bool:
+        return table.index[-1] < begins and "epoch" in table and table["epoch"].iloc[-1] > epoch
+
+    return {names: table for names, table in tables.items() if not is_other(table)}
 
 
 def _of_steps(lost: Lost, parts: Sequence[pd.DataFrame], table: pd.DataFrame) -> Lost:

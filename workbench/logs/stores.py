@@ -3,6 +3,8 @@
 import contextlib
 import json
 import sqlite3
+from collections import Counter
+from typing import Any
 
 import pandas as pd
 
@@ -10,7 +12,7 @@ from ..errors import RunError
 from ..runs.text import one_line
 from .names import RUN_NAMES, canonical, of_reinforcement_learning, plain
 from .reader import Source, reader
-from .rows import Found, flat_row, lines_of, steps_of
+from .rows import Found, flat_row, lines_of, steps_of, what_is_lost
 
 _MOST_ROWS = 2_000_000  # of a database or a parquet file
 _METRIC = {"metricname", "metric_name", "metric", "name", "key", "tag", "attribute_path"}
@@ -32,7 +34,8 @@ def database(source: Source) -> list[Found]:
         with contextlib.closing(sqlite3.connect(f"{path.absolute().as_uri()}?{mode}", uri=True)) as base:
             columns = [row[1] for row in base.execute("pragma table_info(metrics)")]
             if "run_uuid" in columns:
-                values = base.execute(f"select run_uuid, key, step, value, is_nan from metrics limit {_MOST_ROWS}")
+                in_order = f"order by timestamp, step limit {_MOST_ROWS}"
+                values = base.execute(f"select run_uuid, key, step, value, is_nan from metrics {in_order}")
                 return _of_mlflow(
                     [(run, key, step, float("nan") if lost else value) for run, key, step, value, lost in values]
                 )
@@ -72,8 +75,14 @@ def mlflow_run(source: Source) -> list[Found]:
 def _of_mlflow(values: list[tuple[str, str, int, float]]) -> list[Found]:
     """The runs in rows of run, metric, step and value."""
     runs: dict[str, dict[int, dict]] = {}
+    places: dict[str, dict[int, dict]] = {}
+    counts = Counter[tuple[str, str]]()
     for run, name, step, value in values:
         runs.setdefault(run, {}).setdefault(step, {"step": step})[name] = value
+        counts[run, name] += 1
+        places.setdefault(run, {}).setdefault(counts[run, name], {})[name] = value
+    # `log_metric` without a step gives 0 to each value: then their places count.
+    runs = {run: places[run] if len(steps) == 1 < len(places[run]) else steps for run, steps in runs.items()}
     tables = {run: steps_of(steps[n] for n in sorted(steps)) for run, steps in runs.items()}
     return [Found("MLflow", table, f"run {run[:8]}" * (len(runs) > 1)) for run, table in tables.items()]
 
@@ -127,6 +136,11 @@ def wide(table: pd.DataFrame) -> list[Found]:
         steps = numbers.pivot_table(
             index=step, columns=metric, values=value, aggfunc="last", dropna=False
         ).reset_index()
+        steps = steps.rename_axis(columns=None)
+        rows: dict[Any, dict] = {}
+        for at, name, logged in zip(part[step], part[metric], part[value], strict=True):
+            rows.setdefault(at, {})[name] = logged
+        steps.attrs |= what_is_lost([rows[at] for at in sorted(at for at in rows if at == at)])
         several = runs is not None and table[runs].nunique() > 1
-        found.append(Found("long table", steps.rename_axis(columns=None), f"{runs} {label}" if several else ""))
+        found.append(Found("long table", steps, f"{runs} {label}" if several else ""))
     return found

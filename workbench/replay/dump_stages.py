@@ -284,10 +284,13 @@ def compared_with_formulas(rewards: np.ndarray, used: np.ndarray, groups: Sequen
         for formula in formulas():
             if telling and all(_fits(formula, changed(rewards), factor * used, rows) for rows in groups):
                 return Stage("advantages", "different", f"{text}{formula}")
-    largest = max(map(len, groups))
+    largest, usual = max(map(len, groups)), float(np.median([len(group) for group in groups]))
     rows = [i for group in wrong for i in group]
     if any(len(group) < largest for group in wrong):
         cause = f"{len(wrong)} groups have fewer rows here than the others, so a part of them is elsewhere"
+        return Stage("advantages", "cannot tell", cause, where=places(rows))
+    if all(len(group) > usual for group in wrong):
+        cause = f"{len(wrong)} groups have more rows than the others, as of a prompt that stands in the batch twice"
         return Stage("advantages", "cannot tell", cause, where=places(rows))
     if sum(group in fits[name] for group in telling) * 2 >= len(telling) > 1:
         cause = f"{len(groups) - len(wrong)} of {len(groups)} groups are {name}; the others are not"

@@ -142,7 +142,7 @@ def _is_last_amount(text: str, answer: str) -> bool:
     """True where the last number of a text is that of an answer and has its unit, such as `42%` or `12 km`."""
     number, last = _NUMBER.match(answer), [*_NUMBER.finditer(text)][-1:]
     unit = number and answer[number.end() :]
-    return bool(unit and last and re.match(rf"{re.escape(answer)}(?!\w)", text[last[0].start() :]))
+    return bool(unit and last and re.match(rf"{re.escape(answer)}(?![\w/^])", text[last[0].start() :]))
 
 
 def _behind_answer(text: str, answer: str) -> bool:
@@ -152,7 +152,7 @@ def _behind_answer(text: str, answer: str) -> bool:
     """
     if _NUMBER.fullmatch(answer) or "answer" not in text:
         return False
-    said = rf"(?: is)?[\s:(\[\"'`*]*{re.escape(answer)}(?!\w)(?! or )"
+    said = rf"(?: is)?[\s:(\[\"'`*]*{re.escape(answer)}(?!\w)(?! or |(?: and|, and|,) [b-hj-z]\b)"  # one of several letters
     return bool(re.match(said, text.rpartition("answer")[2]))
 
 

@@ -158,6 +158,7 @@ class Asked:
         self.answer = answer
         self.refused: list[str] = []
         self.own: list[str] = []
+        self.others: list[str] = []  # columns of the row that it takes too
         if inspect.isclass(function):
             raise ParameterError(
                 f"{self.name} is a class; expected a function, or an object such as `mine = {self.name}()`"
@@ -183,6 +184,10 @@ class Asked:
             completion = next((name for name in _COMPLETION if name in parameters), None)
             wanted = next((name for name in _ANSWER if name in parameters and name != completion), None)
             self.own = [completion, wanted] if completion and wanted else []
+            asked = [p.name for p in parameters.values() if p.default is p.empty and p.kind is not p.VAR_KEYWORD]
+            others = [name for name in asked if name not in (completion, wanted)]
+            if completion and others and all(name == "prompt" or name in columns for name in others):
+                self.own, self.others = [completion, *filter(None, [wanted])], others
 
     def __call__(self, completions: Sequence[Any], rows: Sequence[Mapping[str, Any]]) -> list:
         """Ask for the rewards of completions, one row of the data set each; what the function answers is returned as it is.
@@ -226,7 +231,8 @@ class Asked:
             return _score(self._wait(self.function(**verl)))
         answer = self._answer_of(row)
         if self.own:
-            return _score(self._wait(self.function(**dict(zip(self.own, (completion, answer), strict=True)))))
+            given = dict(zip(self.own, (completion, answer), strict=False))
+            return _score(self._wait(self.function(**given, **{name: row.get(name) for name in self.others})))
         return _score(self._wait(self.function(completion, answer)))
 
     @staticmethod

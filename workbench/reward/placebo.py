@@ -88,7 +88,9 @@ class Placebo:
         assert self.pays is not None
         rows = [_row(columns, place, len(texts)) for place in range(len(texts))]
         values = [self.pays(text, **row) for text, row in zip(texts, rows, strict=True)]
-        chosen = np.nan_to_num(np.array(values, float)[known])
+        chosen = np.array(values, float)[known]
+        there = ~np.isnan(chosen)
+        chosen = np.where(there, chosen, chosen[there].mean() if there.any() else 0.0)  # as `explain` takes it
         spread = chosen.std()
         scores = (chosen - chosen.mean()) / spread if spread > 0 else np.zeros(len(chosen))
         return real.mean() + self.sign * real.std() * scores
