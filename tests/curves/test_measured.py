@@ -208,12 +208,38 @@ def test_a_copied_run_folder_reads_the_same_elsewhere(tmp_path):
 def test_a_group_has_the_name_of_its_folder_without_the_seed(tmp_path):
     run = training(tmp_path, "0", 0)
     record = (run.path / "recipe.json").read_text()
-    for folder in ("arms/target-200/seed-0", "arms/sign-of-TRL-0.14/seed-1", "stock 3"):
+    for folder in ("arms/target-200/seed-0", "arms/sign-of-TRL-0.14/seed-1", "stock 0"):
         (run.path / folder).mkdir(parents=True)
         (run.path / folder / "recipe.json").write_text(record)
         (run.path / folder / "metrics.jsonl").write_text(json.dumps(rows(1)[0]) + "\n")
     groups, _ = measured_groups([run])
     assert {name.removesuffix("lr 0.0001") for name in groups} == {"", "sign of TRL 0.14, ", "target 200, ", "stock, "}
+
+
+def test_a_number_that_is_no_seed_is_part_of_a_name(tmp_path):
+    run = training(tmp_path, "0", 42)
+    for folder, reward in (("mu-1", 1), ("mu-2", 2)):
+        (run.path / folder).mkdir()
+        shutil.copy(run.path / "recipe.json", run.path / folder)
+        (run.path / folder / "metrics.jsonl").write_text(json.dumps(rows(reward)[0]) + "\n")
+    (run.path / "recipe.json").unlink()
+    (run.path / "metrics.jsonl").unlink()
+    groups, left_out = measured_groups([run])
+    assert ([one.y[0] for (one,) in groups.values()], left_out) == ([1, 2], [])
+
+
+def test_a_damaged_run_hides_no_others(tmp_path):
+    runs = [training(tmp_path, str(n), n) for n in range(2)]
+    (runs[0].path / "status.json").write_text('{"state": "lost"}')
+    groups, left_out = measured_groups(runs)
+    assert (len(groups), len(left_out)) == (1, 1) and "lost" in left_out[0]
+
+
+def test_a_metric_named_as_an_evaluations_hides_no_step(tmp_path):
+    lines = [row | {"eval_words": 3.0} for row in rows(0.1, 0.2, 0.3)]
+    assert run_curve(write_run(tmp_path, "own", metrics=lines)).y.tolist() == [0.1, 0.2, 0.3]
+    lines.insert(2, {"step": 2, "eval_reward": 0.9, "eval_runtime": 1.0})
+    assert run_curve(write_run(tmp_path, "both", metrics=lines)).y.tolist() == [0.1, 0.2, 0.3]
 
 
 def test_lines_of_reused_completions_are_no_gap_a_lost_reward_is(tmp_path):

@@ -206,6 +206,17 @@ def test_a_run_equal_to_all_others_is_inside_their_spread():
         assert v.place(dataclasses.replace(seldom, y=seldom.y + 0.001), [often] * 3).word == v.ABOVE
 
 
+def test_a_run_that_ends_a_little_earlier_is_one_of_the_others():
+    levels = {1000: (1.0, 1.05, 1.1), 950: (5.0,), 970: (-3.0,)}
+    others = [curve(np.full(n, level), f"{n} {level}") for n, of in levels.items() for level in of]
+    verdict = v.place(curve(np.full(1000, 1.6)), others)
+    assert "5 others" in str(verdict) and "above" not in str(verdict)
+
+
+def test_a_curve_that_never_moves_says_nothing_of_its_scatter():
+    assert "all of its 40 points are 0.3" in str(v.trend(curve(np.full(40, 0.3))))
+
+
 def test_a_gap_outside_the_end_of_a_run_does_not_unplace_it():
     others = [curve(np.full(100, level)) for level in (1.0, 1.2, 1.4)]
     early, late = (curve(np.where(np.arange(100) == at, np.nan, 1.3), "mine") for at in (5, 95))

@@ -13,6 +13,7 @@ from workbench.curves.stats import (
     Interval,
     change_interval,
     crossed_interval,
+    ends,
     iqm,
     noise_covariance,
     one_seed,
@@ -237,6 +238,12 @@ def test_a_level_that_resamples_cannot_reach_has_a_t_interval(n):
     assert found.method == "t" and ((found.low <= 0) & (found.high >= 0)).mean() > 0.98
     assert seed_interval([1.0] * n, rng).method == "bootstrap"
     assert found.name == "99% t interval" and seed_interval([1, 2.0], rng, level=0.999).name == "99.9% t interval"
+    assert seed_interval([1, 2.0], rng, level=0.999).detectable > 100
+
+
+@pytest.mark.parametrize(("values", "means"), [([0.1, 0.3, 0.5, 0.9], (0.2, 0.7)), ([1, 5], (1, 5)), ([3], (3, 3))])
+def test_the_ends_of_few_points_share_none(values, means):
+    assert ends(values) == pytest.approx(means)
 
 
 def test_a_difference_of_rounding_is_none():

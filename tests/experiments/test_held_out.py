@@ -5,9 +5,11 @@ from workbench import StopSpec, exact_match_reward, length_reward
 from workbench.experiments import HeldOut, load_prompts, train
 from workbench.experiments.held_out import FILE
 from workbench.experiments.recipes import Recipe
+from workbench.experiments.small_step import small_trainer
 from workbench.experiments.train import is_finished, open_folder, training_record
 from workbench.runs.files import append_rows, json_lines, open_lines, write_json
 from workbench.runs.run import Run
+from workbench.training.grpo import GRPOTrainer
 
 SMALL = Recipe(max_steps=3, num_generations=2, per_device_train_batch_size=4, max_completion_length=8, save_steps=1)
 
@@ -32,6 +34,14 @@ def test_held_out_questions_are_answered_and_change_no_number(tmp_path, temperat
     assert plain.equals(asked)
     assert [row["step"] for row in lines(tmp_path / "asked")] == [0, 0, 0, 2, 2, 2]
     assert {row["finish_reason"] for row in lines(tmp_path / "asked")} <= {"stop", "length"}
+
+
+@pytest.mark.slow
+def test_two_trainers_of_ones_own_leave_two_files(tmp_path):
+    for name in ("a", "b"):
+        given = {"callbacks": [looks([1], 0.0)]}
+        small_trainer(GRPOTrainer, tmp_path / name, max_steps=1, trainer_options=given).train()
+    assert [len(lines(tmp_path / name)) for name in ("a", "b")] == [3, 3]
 
 
 class EndsAfterTwo(TrainerCallback):

@@ -98,6 +98,23 @@ def test_settings_that_are_equal_in_value_are_one_training(tmp_path):
     assert not is_finished(tmp_path, record(1, top_k=6, min_p=0.1))
 
 
+def test_none_that_switches_a_default_off_is_another_training(tmp_path):
+    def record(**options):
+        return training_record("GRPOTrainer", SMALL, reward_funcs=length_reward(20), **options)
+
+    open_folder(tmp_path, record())
+    write_json(tmp_path / "progress.json", {"step": 2, "max_steps": 2, "finished": True})
+    assert is_finished(tmp_path, record(reward_weights=None))
+    assert not is_finished(tmp_path, record(max_grad_norm=None))
+
+
+def test_a_token_among_the_options_is_not_recorded(tmp_path):
+    token = "hf_" + "Ab1" * 12
+    given = {"hub_token": token, "model_init_kwargs": {"token": token}}
+    open_folder(tmp_path, training_record("GRPOTrainer", SMALL, reward_funcs=length_reward(20), **given))
+    assert token not in (tmp_path / "recipe.json").read_text()
+
+
 def test_a_restarted_training_keeps_the_record_of_the_former_one(tmp_path, capsys):
     """As the same script started again does."""
     record_a_step(tmp_path)

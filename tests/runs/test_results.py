@@ -68,6 +68,7 @@ def test_a_result_is_made_of_words_numbers_and_its_criterion():
     assert found == Result("1.2 (0.8 to 1.7) times the passes", *ratio.above(1), "A0.2")
     assert Result.of("{} of {} end", (np.int64(14), 16), True) == Result("14 of 16 end", True)
     assert Result.of("{} end", 0.123456, False, digits=".0%").says == "12% end"
+    assert Result.of("{} of {} end at '}' or {a: 1}", (3, 4), True).says == "3 of 4 end at '}' or {a: 1}"
     with pytest.raises(ParameterError, match="for each number"):
         Result.of("{} of {} end", 14, True)
 

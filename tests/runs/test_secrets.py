@@ -65,7 +65,8 @@ https://discord.com/api/webhooks/123456789012345678/{LONG} {{"username":"q","key
 access-key=q8 access_key_id=q8 private-key=q8
 secret=q8 passwd=q8 passphrase=q8 credential=q8 authorization=q8 gitlab_token=q8 x-amz-signature=q8 password=>q8
 pa\u017f\u017fword=q8 api_\u212aey=q8 X_PASSWD=q8 MY_CREDENTIALS=q8 --client-secret=q8""".split()
-BLANKS = [f"-----BEGIN RSA PRIVATE KEY-----{LONG}", f"BEARER {LONG}", "--my-token q8", f"sk-{'q' * 50}"]
+BLANKS = ["API key: q8", "API Key = q8", "secret key: q8", "access key: q8", "HF_TOKEN -> q8", f"sk-{'q' * 50}"]
+BLANKS += [f"-----BEGIN RSA PRIVATE KEY-----{LONG}", f"BEARER {LONG}", "--my-token q8"]
 
 
 @pytest.mark.parametrize("secret", FORMS + BLANKS)

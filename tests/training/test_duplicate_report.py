@@ -38,6 +38,13 @@ def test_data_without_prompts_are_refused(data, fields, message):
         duplicate_report(data, progress=False, **fields)
 
 
+@pytest.mark.parametrize(("line", "message"), [('{"text": "a"}', "line 3 has"), ("{bad", "line 3: not JSON")])
+def test_a_line_without_a_prompt_is_named(tmp_path, line, message):
+    (tmp_path / "a.jsonl").write_text(f'{{"prompt": "a"}}\n\n{line}\n')
+    with pytest.raises(ParameterError, match=message):
+        duplicate_report(tmp_path / "a.jsonl", progress=False)
+
+
 @pytest.mark.parametrize(("rows", "copies", "batch"), [(1000, 200, 8), (10_000, 100, 128), (60, 2, 60), (50, 50, 2)])
 def test_share_of_batches_with_duplicates_is_near_the_exact_one(rows, copies, batch):
     prompts = ["same"] * copies + [f"prompt {n}" for n in range(rows - copies)]

@@ -142,6 +142,8 @@ def test_a_trainer_of_ones_own_leaves_the_settings_for_the_audit(tmp_path):
     assert (facts["trainer"], facts["stop_strings"], facts["explicit_positions"]) == ("GRPOTrainer", ["."], False)
     assert (facts["num_generations"], facts["max_completion_length"], facts["reward_highest"]) == (2, 4, 0.0)
     assert run_curve(Run(tmp_path / "run"), "reward").unit == "as logged"  # twice the function's
+    options = json.loads((tmp_path / "run" / "recipe.json").read_text())["overrides"]
+    assert (options["loss_type"], options["max_grad_norm"]) == (args.loss_type, 1.0)  # others are no seeds of this one
 
 
 @pytest.mark.slow

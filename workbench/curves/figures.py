@@ -23,7 +23,7 @@ from ..errors import ParameterError
 from ..runs.run import Run
 from .curve import Curve, centred_mean, on_common_x, whole_seeds, why_incomparable
 from .documented import Baseline, as_baselines
-from .measured import run_curve
+from .measured import run_curve, without_evaluations
 from .stats import seed_interval
 
 # Okabe and Ito's colours, told apart with every common colour blindness, then further ones for figures of many runs; line
@@ -117,9 +117,9 @@ def show_training(metrics: pd.DataFrame, *, title: str = "") -> DescribedFigure:
     Lines of evaluations, which repeat a step's number, are left out. Without a title the figure's says where each begins and
     ends: means of the first and the last tenth of the steps.
     """
-    metrics = metrics[metrics.filter(regex="^eval_").isna().all(axis=1)]
     if missing := [column for column, _ in _PANELS if column not in metrics]:
         raise ParameterError(f"metrics lack {', '.join(missing)}; they have {', '.join(metrics.columns)}")
+    metrics = without_evaluations(metrics)
     figure = Figure(figsize=(10.5, 3.5), layout="constrained")
     smoothed = False
     for ax, (column, name) in zip(figure.subplots(1, 3), _PANELS, strict=True):

@@ -38,7 +38,7 @@ def run_curve(run: Run, metric: str = "reward", *, sparse: bool = False) -> Curv
     if missing := {"step", metric} - set(table):
         raise RunError(f"{path}: no {', '.join(sorted(missing))}; it has {', '.join(table) or 'no line'}")
     if not metric.startswith("eval_"):  # lines of evaluations repeat a step's number
-        table = table[table.filter(regex="^eval_").isna().all(axis=1)]
+        table = without_evaluations(table)
     # With num_iterations above 1 a line of reused completions tells nothing of them.
     if "completions/mean_length" in table:
         made = table.filter(["reward", "completions/mean_length"]).notna().any(axis=1)
@@ -55,6 +55,14 @@ def run_curve(run: Run, metric: str = "reward", *, sparse: bool = False) -> Curv
         raise RunError(f"{path}: {metric} at step {steps[n]:g} is not finite; nothing can be compared with that")
     unit, low, high = _UNITS.get(metric) or _recorded_reward(run, metric)
     return Curve(f"{run.notebook}, seed {_seed(run)}", steps, at_bounds(values, low, high), unit, low, high)
+
+
+def without_evaluations(metrics):
+    """The rows of training steps. A reward function may log a metric of its own named `eval_...` in each of them."""
+    own = metrics.filter(regex="^eval_").notna()
+    timed = own.filter(regex="_runtime$").any(axis=1)  # as transformers logs each evaluation
+    apart = metrics["step"].duplicated() | metrics.filter(["reward", "loss"]).isna().all(axis=1)
+    return metrics[~(timed if timed.any() else own.any(axis=1) & apart)]
 
 
 def training_of(folder: Path) -> dict:
@@ -96,16 +104,24 @@ def measured_groups(
     found: dict[tuple, dict] = {}
     left_out = []
     for run, label in zip(runs, labels or [""] * len(runs), strict=True):
-        if (state := run.status["state"]) != "done":
+        try:
+            state, trainings = run.status["state"], training_folders(run.path)
+        except (RunError, OSError) as error:  # one damaged run hides no others
+            left_out.append(str(error))
+            continue
+        if state != "done":
             left_out.append(f"{run.notebook}/{run.id}: {state}")
             continue
-        trainings = training_folders(run.path)
         if not trainings:
             left_out.append(f"{run.notebook}/{run.id}: no metrics; it logged no step")
         for folder in trainings:
             try:
                 curve = run_curve(Run(folder), metric)
-                inside = re.sub(rf"[\s._/-]*(seed)?[\s._-]*{_SEED}", "", folder.relative_to(run.path).as_posix())
+                seed, inside = _seed(Run(folder)), folder.relative_to(run.path).as_posix()
+                if (ends := re.search(rf"[\s._/-]*(seed)?[\s._-]*({_SEED})", inside)) and (
+                    ends[1] or seed in (None, int(ends[2]))
+                ):  # else it is the value of a setting, as in `mu-2`
+                    inside = inside[: ends.start()]
                 inside = inside.removeprefix("arms/").strip(".-_/ ")
                 training = training_of(folder)
                 recipe = {k: v for k, v in training["recipe"].items() if k != "seed"}
@@ -113,7 +129,6 @@ def measured_groups(
                 params = {k: v for k, v in run.params.items() if k not in ("seed", *SET_BY_RUNNER)}
                 record = json.dumps([params, training | {"recipe": recipe, "overrides": overrides}], sort_keys=True)
                 group = (_name(label, inside, recipe), label, inside, record)
-                seed = _seed(Run(folder))
             except (RunError, ParameterError) as error:
                 left_out.append(str(error))
                 continue

@@ -92,6 +92,8 @@ def trend(curve: Curve) -> Verdict:
         if away.max() > near:
             word = UNCLEAR
             numbers += f", but its {FIFTHS[away.argmax()]} fifth is at {between[away.argmax()]:.3g}"
+    elif not np.ptp(y):
+        word, numbers = UNCLEAR, f"all of its {len(y)} points are {y[0]:.3g}, so how far it scatters is unknown"
     else:
         shows = f"a change of {change.detectable:.2g} would show in {POWER:.0%} of such runs"
         word, numbers = UNCLEAR, f"{numbers}, which holds 0; {shows}"
@@ -177,13 +179,14 @@ def may_be_same(one: Curve, beginning: Beginning) -> bool:
 
 
 def result_at(curve: Curve, end: float) -> float:
-    """The mean of the 20 steps up to `end`; NaN for a curve that ends before nine tenths of it.
+    """The mean of the 20 steps up to `end`, or to where the curve ends; NaN for one that ends before nine tenths of it.
 
     Example:
         >>> result_at(Curve("a", range(1, 101), range(100), "points"), 100)
         89.5
     """
-    return mean_between(curve, end - WINDOW, end) if curve.x[-1] >= 0.9 * end else float("nan")
+    last = min(end, float(curve.x[-1]))
+    return mean_between(curve, last - WINDOW, last) if last >= 0.9 * end else float("nan")
 
 
 def place(one: Curve, others: Sequence[Curve]) -> Verdict:

@@ -311,7 +311,7 @@ def _errors_to_see(freedom: float, level: float, power: float = POWER) -> float:
     errors = np.sqrt(chdtri(freedom, shares) / freedom)
     # What another experiment has to exceed, in the same units.
     bounds = _t_bound(freedom, level) * errors[:, None]
-    return float(brentq(lambda size: ndtr(size * errors - bounds).mean() - power, 0.1, 1000))
+    return float(brentq(lambda size: ndtr(size * errors - bounds).mean() - power, 0.1, 1e9))
 
 
 def change_interval(values: ArrayLike, *, level: float = 0.95, degree: int = 3, mixed: bool = False) -> Interval:
@@ -346,14 +346,14 @@ def change_interval(values: ArrayLike, *, level: float = 0.95, degree: int = 3, 
 
 
 def ends(values: ArrayLike) -> tuple[float, float]:
-    """Means of the first and the last fifth of the points, as `change_interval` takes them: 4 or more of each, or all.
+    """Means of the first and the last fifth of the points, as `change_interval` takes them: 4 or more of each, or half.
 
     Example:
         >>> ends(range(40))
         (3.5, 35.5)
     """
     values = np.asarray(values, float)
-    n = max(4, round(0.2 * len(values)))
+    n = min(max(4, round(0.2 * len(values))), max(1, len(values) // 2))
     return float(values[:n].mean()), float(values[-n:].mean())
 
 

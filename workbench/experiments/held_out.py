@@ -28,8 +28,9 @@ def held_out_rewards(folder: Path) -> dict[int, list[float]]:
 class HeldOut(TrainerCallback):
     """Answers held-out questions while a trainer trains, one line of `held_out.jsonl` for each question at each look.
 
-    The file is in the folder above the trainer's `output_dir`. A look changes neither weights nor random state. If a resumed
-    training repeats a step, the lines of that step are replaced. For `train` another `HeldOut` makes another training.
+    The file is in the trainer's `output_dir`, or above it if that is called `checkpoints`, as `train` calls it. A look changes
+    neither weights nor random state. If a resumed training repeats a step, the lines of that step are replaced. For `train`
+    another `HeldOut` makes another training.
 
     Args:
         rows: questions, with `prompt` and the columns that the reward reads. If empty, there is no look.
@@ -88,6 +89,8 @@ class HeldOut(TrainerCallback):
             {"step": step, "completion": one.completion, "finish_reason": one.finish_reason, "reward": reward}
             for one, reward in zip(made, rewards, strict=True)
         ]
-        file = Path(args.output_dir).parent / FILE
+        folder = Path(args.output_dir)  # two trainings next to each other are to leave two files
+        file = (folder.parent if folder.name == "checkpoints" else folder) / FILE
+        file.parent.mkdir(parents=True, exist_ok=True)
         kept = [row for _, row in json_lines(file) if row["step"] < step] if file.is_file() else []
         write_text(file, "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in kept + lines))

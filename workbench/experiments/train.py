@@ -19,6 +19,7 @@ from ..generation.stops import StopSpec
 from ..runs.completions import forget_after
 from ..runs.files import check_links, checkpoints, jsonable, move_aside, read_json
 from ..runs.lock import only_training
+from ..runs.secrets import hide_tokens, map_text
 from ..training.fingerprint import fingerprint
 from ..training.grpo import GRPOTrainer, Stops
 from ..training.recording import COMPLETE, Recorder
@@ -59,7 +60,7 @@ def training_record(trainer: str, recipe: Recipe, *, reward_funcs: Any, stops: S
         "recipe": {k: v for k, v in dataclasses.asdict(recipe).items() if k != "lora_rank" or v},
         **_functions(reward_funcs, options.get("callbacks")),
         "stops": dataclasses.asdict(StopSpec.of(stops)),
-        "overrides": options,
+        "overrides": map_text(jsonable(options), hide_tokens),  # such as `hub_token`
     }
     paths = (recipe.model, recipe.dataset, *(reward for reward in _several(reward_funcs) if isinstance(reward, str)))
     if contents := {path: found for path in paths if path not in STARTERS and (found := content_hash(path))}:
@@ -143,6 +144,13 @@ _NOT_TRAINED = (
     "logging_ report_to run_name save_ log_ num_completions_to_print disable_tqdm push_to_hub hub_ monitor_every"
 )
 _NOT_TRAINED += " callbacks record_steps project trackio_ wandb_ same_reward"
+
+
+_ON_BY_DEFAULT = {
+    field.name
+    for field in dataclasses.fields(trl.GRPOConfig)
+    if field.default not in (None, dataclasses.MISSING) and field.name not in Recipe.__dataclass_fields__
+}
 
 
 # Folder, and code of a reward after a training in it by this process -> before it: lists that count calls have changed.
@@ -248,6 +256,9 @@ def _fields(record: dict) -> dict:
     own = {name: value for name, value in record.items() if name not in ("source", "recipe", "overrides")}
     fields = dataclasses.asdict(Recipe()) | record.get("recipe", {}) | record.get("overrides", {}) | own
     unseen = tuple(_NOT_TRAINED.split())
+    # None switches off what TRL does by default, such as `max_grad_norm`; of another option it is the default.
+    off = {name for name, value in record.get("overrides", {}).items() if value is None and name in _ON_BY_DEFAULT}
+    fields |= dict.fromkeys(off, "None")
     return {name: value for name, value in fields.items() if value is not None and not name.startswith(unseen)}
 
 

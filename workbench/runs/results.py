@@ -149,7 +149,9 @@ class Result:
         if says.count("{}") != len(numbers):
             raise ParameterError(f"Result.of({says!r}, {measured!r}): expected a {{}} in the sentence for each number")
         holds, why = criterion if isinstance(criterion, tuple) else (criterion, "")
-        return cls(says.format(*(_brief(number, digits) for number in numbers)), holds, why, claim)
+        before, *after = says.split("{}")  # other braces are of what is quoted, such as a stop string
+        parts = (_brief(number, digits) + text for number, text in zip(numbers, after, strict=True))
+        return cls(before + "".join(parts), holds, why, claim)
 
     def __post_init__(self):
         holds = jsonable(self.holds)

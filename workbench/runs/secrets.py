@@ -74,7 +74,7 @@ _TAG = r"(?:</\w{1,10}>|<(?!th\b|/)[^<>]{0,200}>)"  # `<th>` begins another name
 _BETWEEN = "|".join(  # a name and its value
     [
         rf"{_TAG}{{0,4}}\s{{0,4}}"
-        r"(?::\s{0,4}(?:typing\.)?(?:str|bytes|Any|Final|Optional|SecretStr)\b[\w.\[\] |]{0,40}=|:=|=>|==?|!=|:)\s{0,4}"
+        r"(?::\s{0,4}(?:typing\.)?(?:str|bytes|Any|Final|Optional|SecretStr)\b[\w.\[\] |]{0,40}=|:=|[=-]>|→|==?|!=|:)\s{0,4}"
         rf"(?:{_TAG}\s{{0,4}}){{0,4}}",
         rf"(?P<tags>(?:\s{{0,40}}{_TAG}){{1,5}}\s{{0,40}}(?![:=\s]))|>(?=\w)",  # cells of a table, XML
         r"\s{0,4}[,\n]\s{0,40}[\"']?value[\"']?\s{0,4}:\s{0,4}|\(value=",
@@ -160,7 +160,8 @@ def _hide_named(text: str) -> str:
         match = _VALUE.match(text, end.end())
         if match is None or end.start() < position:
             continue  # no value, or within a value that is hidden already
-        (name,) = re.findall(r"[\w-]+\Z", text[max(0, end.start() - 60) : end.end()])
+        (name,) = re.findall(r"(?:\b(?i:api|secret|access) )?[\w-]+\Z", text[max(0, end.start() - 60) : end.end()])
+        name = name.replace(" ", "_")
         group = "bare" if match["bare"] else "quoted" if match["quoted"] else "lines"
         if _is_secret(name, match, match[group]):
             more = _MORE_VALUES.match(text, match.end()) if name.lower().endswith("s") else None

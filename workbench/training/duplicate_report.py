@@ -109,8 +109,15 @@ def _prompts(data, column: str) -> Iterator[str]:
         if not Path(data).is_file():
             raise ParameterError(f"{data}: no such JSONL file")
         with open(data, encoding="utf-8") as file:
-            rows = (json.loads(line) for line in file if line.strip())
-            yield from (_text(row[column]) for row in rows)
+            for number, line in enumerate(file, 1):
+                if line.strip():
+                    try:
+                        row = json.loads(line)
+                    except ValueError as error:
+                        raise ParameterError(f"{data}, line {number}: not JSON ({error})") from None
+                    if column not in row:
+                        raise ParameterError(f"column={column!r}: {data}, line {number} has {list(row)}")
+                    yield _text(row[column])
     elif hasattr(data, "column_names"):
         if column not in data.column_names:
             raise ParameterError(f"column={column!r}: the data set has {data.column_names}")

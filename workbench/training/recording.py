@@ -1,5 +1,6 @@
 """Writes a run folder while a trainer trains: settings, metrics, progress, completions, complete checkpoints."""
 
+import json
 import os
 import time
 from collections.abc import Collection, Mapping
@@ -16,7 +17,7 @@ from ..errors import ParameterError, TrainingStopped, warn_user
 from ..generation.preflight import backend_of
 from ..replay.file import save_step, step_path
 from ..runs.completions import FILE, forget_after
-from ..runs.files import append_rows, open_lines, read_json, sync, write_json
+from ..runs.files import append_rows, jsonable, open_lines, read_json, sync, write_json
 from ..runs.stop_request import go_on, honour_stop, stop_request
 from .callback import LiveCallback, say
 from .record_step import StepListener
@@ -31,6 +32,14 @@ Steps = int | Collection[int]  # numbers of steps, or N for the first and every 
 COMPLETE = "complete.json"  # the last file of a checkpoint
 _RECORDED: tuple[str, ...] = ("num_generations", "learning_rate", "seed", "temperature", "beta", "max_steps")
 _RECORDED += ("per_device_train_batch_size", "gradient_accumulation_steps")
+# Fields of TRL's config without which trainings that differ in one of them would count as seeds of one experiment.
+_OPTIONS = (
+    "loss_type scale_rewards num_iterations epsilon epsilon_high delta importance_sampling_level top_p top_k min_p"
+)
+_OPTIONS += (
+    " repetition_penalty generation_kwargs steps_per_generation optim lr_scheduler_type warmup_steps weight_decay"
+)
+_OPTIONS += " max_grad_norm bf16 fp16"
 _PRINTED = ("reward", "completions/mean_length", "loss")
 
 
@@ -194,6 +203,7 @@ def trainer_settings(trainer: Any) -> dict:
     rewards = getattr(trainer, "reward_funcs", None) or []  # an AsyncGRPOTrainer's are with its worker
     if not rewards and is_ppo(type(trainer)):
         rewards = [trainer.reward_model]
+    options = {name: value for name in _OPTIONS.split() if (value := getattr(args, name, None)) is not None}
     return {
         "trainer": type(trainer).__name__,
         "recipe": recipe,
@@ -204,6 +214,7 @@ def trainer_settings(trainer: Any) -> dict:
             "mask_truncated_completions": getattr(args, "mask_truncated_completions", None),
             "reward_weights": getattr(args, "reward_weights", None),
             "explicit_positions": is_ppo(type(trainer)) or fills_position_ids(policy_of(trainer)),
+            **json.loads(json.dumps(jsonable(options), default=str)),
         },
         "trl": trl.__version__,
     }

@@ -361,9 +361,14 @@ def test_lists_and_ranges_are_values_of_what_is_computed_too():
 
 
 def test_a_comma_within_a_list_or_a_mapping_separates_no_values():
-    known = parse_parameters("layers = [[0], [1]]\nweights = {'a': 1}")
-    given = {"layers": "[[0, 1], [2]], [[3]]", "weights": "{'a': 1, 'b': 2}"}
-    assert parse_grid(known, given) == {"layers": [[[0, 1], [2]], [[3]]], "weights": [{"a": 1, "b": 2}]}
+    known = parse_parameters("layers = [[0], [1]]\nweights = {'a': 1}\nbetas = (0.9, 0.99)\nfree = None")
+    given = {"layers": "[[0, 1], [2]], [[3]]", "weights": "{'a': 1, 'b': 2}", "betas": "(0.9, 0.95)"}
+    assert parse_grid(known, given | {"free": "{'a': 1, 'b': 2},3"}) == {
+        "layers": [[[0, 1], [2]], [[3]]],
+        "weights": [{"a": 1, "b": 2}],
+        "betas": ["(0.9, 0.95)"],
+        "free": [{"a": 1, "b": 2}, 3],
+    }
 
 
 def test_a_plan_reads_each_runs_parameters_once(notebook, tmp_path, monkeypatch):

@@ -177,8 +177,7 @@ def parse_grid(known: Mapping[str, Parameter], given: Mapping[str, str]) -> dict
     grid = {}
     for name, text in given.items():
         counts = not known or (name in known and known[name].type in ("int", "number", "any"))
-        whole = _literals(text) if name in known and known[name].type in ("list", "dict") else None
-        parts = whole or [p for part in _split(text) for p in (_range(name, part) if counts else [part])]
+        parts = [p for part in _split(text) for p in (_range(name, part) if counts else [part])]
         values = [check_parameters(known, {name: part})[name] for part in parts]
         if len({json.dumps(value) for value in values}) < len(values):
             raise ParameterError(f"parameter {name}={text}: the list has a value twice")
@@ -186,19 +185,27 @@ def parse_grid(known: Mapping[str, Parameter], given: Mapping[str, str]) -> dict
     return grid
 
 
-def _literals(text: str) -> list | None:
-    """The lists or mappings that a text holds, `[[0], [1]], [[2]]`, whose own commas separate no values; else None."""
-    with contextlib.suppress(ValueError, SyntaxError):
-        value = ast.literal_eval(text)
-        several = list(value) if isinstance(value, tuple) else [value]
-        return several if all(isinstance(each, list | dict) for each in several) else None
-    return None
-
-
 def _split(text: str) -> list[str]:
-    found = re.findall(r'("(?:[^"]|"")*"|\[[^\[\]]*\]|[^,]*)(?:,|$)', text)[: text.count(",") + 1]  # [1,2] is one value
-    found = found[:-1] if len(found) > 1 and not found[-1] and not text.endswith(",") else found
+    """The values between commas; those of a list, a tuple, a mapping or a text in quotes separate none."""
+    found, pieces = [], text.split(",")
+    while pieces:
+        whole = next((n for n in range(1, len(pieces) + 1) if _is_one(",".join(pieces[:n]))), 1)
+        found.append(",".join(pieces[:whole]).strip(" ") if whole > 1 else pieces[0])
+        pieces = pieces[whole:]
     return [part[1:-1].replace('""', '"') if len(part) > 1 and part[0] == part[-1] == '"' else part for part in found]
+
+
+def _is_one(text: str) -> bool:
+    """Say whether a text that begins with a quote or a bracket ends with it: `"a, b"`, `[[0, 1], [2]]`, `(0.9, 0.95)`."""
+    text = text.strip(" ")
+    if text.startswith('"'):
+        return re.fullmatch('"(?:[^"]|"")*"', text) is not None
+    if not text.startswith(tuple("[({")) or re.fullmatch(r"\[[^\[\]]*\]", text):
+        return True
+    with contextlib.suppress(ValueError, SyntaxError, MemoryError, RecursionError):
+        ast.literal_eval(text)
+        return True
+    return False
 
 
 def _range(name: str, text: str) -> list[str]:
