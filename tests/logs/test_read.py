@@ -346,7 +346,8 @@ def test_a_supervised_training_before_it_is_no_part_of_a_run(tmp_path):
     supervised = [{"loss": "1.5", "grad_norm": "1.2", "epoch": n / 40} for n in range(1, 81)]
     steps = [{**{name: str(value) for name, value in LINE.items()}, "epoch": n / 1000} for n in range(1, 61)]
     (tmp_path / "log.txt").write_text("\n".join(map(str, [*supervised, *steps])))
-    assert len(one(tmp_path / "log.txt").steps) == 60
+    log = one(tmp_path / "log.txt")
+    assert len(log.steps) == 60 and "80 lines of another training, before this one, are left out" in log.notes
 
 
 @pytest.mark.parametrize("names", [("step", "global_step"), ("iter", "iter")])

@@ -58,6 +58,7 @@ def printed(blocks: Iterable[bytes], source: str) -> Found:
             f"reward: 0.5` is in it{dicts.example()}; expected {EXPECTED}"
         )
     notes = [f"{dicts.number()} printed dicts that are no steps of a trainer are left out"] * (dicts.count > 0)
+    notes += table.attrs.get("notes", [])
     return Found("console log", table, damage=damage, notes=notes)
 
 

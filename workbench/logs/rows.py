@@ -206,7 +206,8 @@ class Rows:
         with_epoch = {names: part for names, part in kept.items() if "epoch" in names}
         if not any("step" in names for names in with_epoch):  # a loop of one's own may name an epoch now and then
             kept = with_epoch or kept
-        tables = _without_another_training({names: part.table(names) for names, part in kept.items()})
+        tables = _without_another_training(every := {names: part.table(names) for names, part in kept.items()})
+        others = sum(len(part) for names, part in every.items() if names not in tables)
         kept, parts = {names: kept[names] for names in tables}, list(tables.values())
         table = _joined(parts)
         known = canonical(table.columns)
@@ -221,6 +222,7 @@ class Rows:
         values = {name: pd.concat(several).sort_index() for name, several in logged.items()}
         table.attrs["lost"] = _sentences(values, lost, counts, since)
         table.attrs["rows"] = lost if len(table) == sum(map(len, parts)) else _of_steps(lost, parts, table)
+        table.attrs["notes"] = [f"{others} lines of another training, before this one, are left out"] * (others > 0)
         return table
 
 
