@@ -216,7 +216,7 @@ def test_readme_says_what_masking_costs_at_a_third_of_eos():
     assert [rows["seed"].nunique(), 0.3 < rows["dose"].iloc[0] < 0.36] == [5, True]
     readme = " ".join(README.read_text().split())
     assert f"masked stock TRL has a gradient in {used} of {could} such steps" in readme
-    assert "five pairs answer {} points more ({} to {}) with it".format(*points) in readme
+    assert "over five seeds masking is {} points higher ({} to {}: its cost is open)".format(*points) in readme
 
 
 def test_lead_figure_says_what_was_recorded():
@@ -227,7 +227,10 @@ def test_lead_figure_says_what_was_recorded():
     counts = {name: tuple(map(sum, zip(*map(useful_steps, arm), strict=True))) for name, arm in seeds.items()}
     used, could = counts[names[0]]
     steps = sum(len(seed["grad_norm"].dropna()) for seed in seeds[names[0]])
-    assert f"In {could} of {steps} steps of stock TRL with masking some prompt's completions differ in reward" in readme
+    assert (
+        f"Of {steps} steps of stock TRL with masking, all seeds together, {could} have a prompt whose completions differ"
+        in readme
+    )
     assert f"{used} of these {could} have a gradient" in readme
     plain, own = ("{} of {}".format(*counts[name]) for name in names[1:])
     assert f"Without masking {plain} have one, in the workbench, which masks only what was truncated, {own}." in readme
@@ -245,8 +248,8 @@ def test_lead_figure_says_what_was_recorded():
     assert f"{masked} by stock TRL with masking, {unmasked} without (orange), {ours} by the workbench" in readme
     gain, less = (held_out_gain(arms[a], arms[b]) for a, b in ((names[1], names[0]), (names[1], names[2])))
     points = [[round(100 * value) for value in (one.estimate, one.low, one.high)] for one in (gain, less)]
-    assert "answers {} points more (95%: {} to {}) without masking than with it".format(*points[0]) in readme
-    assert "is open: {} points more ({} to {})".format(*points[1]) in readme
+    assert "is {} points higher without masking than with it (95% interval: {} to {})".format(*points[0]) in readme
+    assert " {} points above the workbench, whose `clipped_ratio` is right ({} to {}: open".format(*points[1]) in readme
     assert gain.above(0)[0] and "5 seeds" in gain.about and "five a colour" in readme
     assert [len(arm) for arm in seeds.values()] == [5, 5, 5]
     assert "masked-stops" in audit_run(ROOT / "data/audit/masked_stops_gemma.jsonl").problems
