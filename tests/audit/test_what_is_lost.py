@@ -99,7 +99,7 @@ def test_a_tag_is_no_advice_on_a_dead_answer(name, about):
     assert dead_rewards(made).advice.startswith(about)
 
 
-def test_a_part_of_negative_weight_that_falls_is_not_said_to_rise():
+def test_a_part_of_negative_weight_that_falls_does_not_rise():
     made = of_parts(0.5, accuracy=up, repetition=lambda share: 0.9 - share, style=0.5)
     made.steps["reward"] = made.steps["rewards/accuracy"] - made.steps["rewards/repetition"] + 0.5
     assert reward_parts(made).says.startswith("2 of 3 parts of the reward move: ")
