@@ -46,12 +46,12 @@ def read_trl_completions(folder: Path) -> tuple[Any, list[str]]:
 def last_trainer_state(folder: Path) -> Path | None:
     """`trainer_state.json` of a folder, or of its last checkpoint where that goes on from it."""
     found = [path for p in (folder, *checkpoints(folder)) if (path := p / "trainer_state.json").is_file()]
-    if len(found) > 1 and found[0].parent == folder and _goes_on(_steps_in(found[1]), _steps_in(found[0])):
+    if len(found) > 1 and found[0].parent == folder and _begins_with(_steps_in(found[1]), _steps_in(found[0])):
         return found[1]  # resumed, and killed before it saved its state there
     return found[0] if found else None
 
 
-def _goes_on(later: list[str], earlier: list[str]) -> bool:
+def _begins_with(later: list[str], earlier: list[str]) -> bool:
     return len(later) > len(earlier) > 0 and later[: len(earlier)] == earlier
 
 

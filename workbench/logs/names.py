@@ -251,7 +251,7 @@ def _with_a_step_that_counts(raw: pd.DataFrame, known: dict[str, str]) -> dict[s
     """
     step = next((column for column, name in known.items() if name == "step"), None)
     other = next((column for column in raw if plain(column) == "global_step" and column != step), None)
-    if step is not None and other is not None and not _goes_on(raw[step]) and _goes_on(raw[other]):
+    if step is not None and other is not None and not _only_rises(raw[step]) and _only_rises(raw[other]):
         return {other if column == step else column: name for column, name in known.items()}
     reward = next((column for column, name in known.items() if name == "reward"), None)
     if step is None or reward is None or "_step" not in raw or not raw["_step"].is_unique:
@@ -262,7 +262,7 @@ def _with_a_step_that_counts(raw: pd.DataFrame, known: dict[str, str]) -> dict[s
     return {"_step" if column == step else column: name for column, name in known.items()}
 
 
-def _goes_on(steps: pd.Series) -> bool:
+def _only_rises(steps: pd.Series) -> bool:
     numbers = pd.to_numeric(steps, errors="coerce").dropna()
     return bool(numbers.is_monotonic_increasing and numbers.nunique() > 1)
 

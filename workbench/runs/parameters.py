@@ -225,10 +225,10 @@ def _annotated(annotation: ast.expr) -> tuple[str, bool]:
             | ast.Subscript(value=ast.Name(id="Optional"), slice=inner)
         ):
             return _annotated(inner)[0], True
-        case ast.BinOp(
-            left=one, op=ast.BitOr(), right=other
-        ):  # of two types; `int | float` is a number, as its default is
-            return "" if {_annotated(one)[0], _annotated(other)[0]} <= {"int", "float"} else "any", False
+        case ast.BinOp(left=one, op=ast.BitOr(), right=other):
+            # The default of `int | float` says that it is a number. Of `int | str` it cannot say which one is meant.
+            both = {_annotated(one)[0], _annotated(other)[0]}
+            return "" if both <= {"int", "float"} else "any", False
     return "", False  # then the default says the type
 
 

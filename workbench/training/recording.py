@@ -33,13 +33,10 @@ COMPLETE = "complete.json"  # the last file of a checkpoint
 _RECORDED: tuple[str, ...] = ("num_generations", "learning_rate", "seed", "temperature", "beta", "max_steps")
 _RECORDED += ("per_device_train_batch_size", "gradient_accumulation_steps")
 # Fields of TRL's config without which trainings that differ in one of them would count as seeds of one experiment.
-_OPTIONS = (
-    "loss_type scale_rewards num_iterations epsilon epsilon_high delta importance_sampling_level top_p top_k min_p"
-)
-_OPTIONS += (
-    " repetition_penalty generation_kwargs steps_per_generation optim lr_scheduler_type warmup_steps weight_decay"
-)
-_OPTIONS += " max_grad_norm bf16 fp16"
+_OPTIONS: tuple[str, ...] = ("loss_type", "scale_rewards", "num_iterations", "epsilon", "epsilon_high", "delta")
+_OPTIONS += ("importance_sampling_level", "top_p", "top_k", "min_p", "repetition_penalty", "generation_kwargs")
+_OPTIONS += ("steps_per_generation", "optim", "lr_scheduler_type", "warmup_steps", "weight_decay", "max_grad_norm")
+_OPTIONS += ("bf16", "fp16")
 _PRINTED = ("reward", "completions/mean_length", "loss")
 
 
@@ -203,7 +200,7 @@ def trainer_settings(trainer: Any) -> dict:
     rewards = getattr(trainer, "reward_funcs", None) or []  # an AsyncGRPOTrainer's are with its worker
     if not rewards and is_ppo(type(trainer)):
         rewards = [trainer.reward_model]
-    options = {name: value for name in _OPTIONS.split() if (value := getattr(args, name, None)) is not None}
+    options = {name: value for name in _OPTIONS if (value := getattr(args, name, None)) is not None}
     return {
         "trainer": type(trainer).__name__,
         "recipe": recipe,
