@@ -295,8 +295,8 @@ def page() -> list[str]:
     return [
         "# What was seen on real weights",
         "",
-        "**Toy** is a model of at most 0.65 M parameters. **SmolLM2** is SmolLM2-135M-Instruct (a 4-bit file, widened to fp32),",
-        "trained by the same notebooks with `-p model=smollm2` (`make real`). All on CPUs.",
+        "**Toy** is a model of at most 0.65 M parameters. **SmolLM2** is SmolLM2-135M-Instruct (a 4-bit file, widened to",
+        "fp32), trained by the same notebooks with `-p model=smollm2` (`make real`). All on CPUs.",
         "",
         *table(head, problems()),
         "",

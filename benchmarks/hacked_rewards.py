@@ -229,9 +229,9 @@ def page() -> list[str]:
     return [
         "### After trainings that exploit it",
         "",
-        f"A toy, five rewards with a known hack and the placebo for the format, {on_toy['steps']} steps: the report named {first};",
-        f"nothing in {silent} with an exact, a random or a shuffled reward. SmolLM2 on sums, {on_smollm2['steps']} steps, the",
-        f"answer anywhere or that placebo: {real_first}; it named nothing in {real_silent}.",
+        f"A toy, five rewards with a known hack and the placebo for the format, {on_toy['steps']} steps: the report named",
+        f"{first}; nothing in {silent} with an exact, a random or a shuffled reward. SmolLM2 on sums,",
+        f"{on_smollm2['steps']} steps, the answer anywhere or that placebo: {real_first}; it named nothing in {real_silent}.",
         "",
         *csv_next_to_page("hacked_rewards.csv"),
         "",
