@@ -299,10 +299,16 @@ def test_a_global_step_is_the_step_of_a_line(tmp_path, line):
 
 @pytest.mark.parametrize(
     "evaluation",
-    ["Step {} eval: loss=0.9, reward=0.99, kl=1", "Step {} | eval | loss=0.9 | reward=0.99",
-     "Eval at step {}: reward=0.99, loss=1", "Evaluation after step {}: reward: 0.99, loss: 0.9", "[eval] step {}: reward=0.99, loss=0.9",
-     "eval step {}: {{'reward': 0.99, 'length': 3}}", "--- Evaluation at step {} ---\nreward: 0.99\nmean_length: 3"],
-)  # fmt: skip
+    [
+        "Step {} eval: loss=0.9, reward=0.99, kl=1",
+        "Step {} | eval | loss=0.9 | reward=0.99",
+        "Eval at step {}: reward=0.99, loss=1",
+        "Evaluation after step {}: reward: 0.99, loss: 0.9",
+        "[eval] step {}: reward=0.99, loss=0.9",
+        "eval step {}: {{'reward': 0.99, 'length': 3}}",
+        "--- Evaluation at step {} ---\nreward: 0.99\nmean_length: 3",
+    ],
+)
 @pytest.mark.parametrize("step", ["Step {0}: loss=0.1, reward=0.{0}", "step {0}: {{'reward': 0.{0}, 'kl': 0.1}}"])
 def test_an_evaluation_between_steps_is_none(tmp_path, step, evaluation):
     lines = [[step.format(n)] + [evaluation.format(n)] * (n % 2 == 0) for n in range(1, 7)]
@@ -312,7 +318,8 @@ def test_an_evaluation_between_steps_is_none(tmp_path, step, evaluation):
 
 
 def test_a_rate_makes_no_step_of_an_evaluation(tmp_path):
-    rows = [{"step": n, name: value, "lr": 1e-6} for n in range(1, 20) for name, value in (("reward", 0.5), ("eval_reward", 0.3))]
+    named = {"reward": 0.5, "eval_reward": 0.3}
+    rows = [{"step": n, name: value, "lr": 1e-6} for n in range(1, 20) for name, value in named.items()]
     write_lines(tmp_path / "metrics.jsonl", rows)
     assert (one(tmp_path).order, one(tmp_path).damage) == (tuple(range(1, 20)), ())
 
