@@ -283,7 +283,9 @@ def test_lines_that_say_more_hide_no_others(tmp_path, more, places):
 
 
 def test_an_evaluation_in_a_steps_own_row_hides_no_step(tmp_path):
-    rows = [{"step": n, "reward": 0.5, "loss": 0.1} | ({"eval_reward": 0.4} if n % 10 == 0 else {}) for n in range(1, 61)]
+    rows = [
+        {"step": n, "reward": 0.5, "loss": 0.1} | ({"eval_reward": 0.4} if n % 10 == 0 else {}) for n in range(1, 61)
+    ]
     rows[29]["loss"] = float("nan")
     write_lines(tmp_path / "metrics.jsonl", rows)
     log = one(tmp_path)
