@@ -68,7 +68,7 @@ def test_below_five_seeds_intervals_are_wide_and_as_documented():
 
 
 def test_long_curves_are_resampled_piece_by_piece():
-    values = np.outer([1.0, 2.0, 3.0], np.ones(700_000))
+    values = np.outer(np.arange(6.0), np.ones(700_000))
     interval = seed_interval(values, np.random.default_rng(0), resamples=3)
     assert interval.low.shape == (700_000,) and np.ptp(interval.low) == 0
 
@@ -92,6 +92,21 @@ def test_the_same_generator_state_gives_the_same_interval():
     one, same, other = (seed_interval(values, np.random.default_rng(n)) for n in (1, 1, 2))
     assert one.low.tolist() == same.low.tolist()
     assert one.low.tolist() != other.low.tolist()
+
+
+@pytest.mark.parametrize("n", [2, 3, 4, 5])
+def test_up_to_five_seeds_no_chance_is_in_an_interval(n):
+    values = np.random.default_rng(n).normal(size=n)
+    one, other = (seed_interval(of, np.random.default_rng(at)) for at, of in enumerate((values, values[::-1])))
+    assert (one.low, one.high) == pytest.approx((other.low, other.high), rel=1e-12)
+
+
+@pytest.mark.parametrize("n", [2, 3, 4])
+def test_of_a_mean_of_few_seeds_it_is_students_interval(n):
+    values = np.random.default_rng(n).normal(size=n)
+    found = seed_interval(values, np.random.default_rng(0), statistic=np.mean)
+    students = stats.t.interval(0.95, n - 1, np.mean(values), stats.sem(values))
+    assert (found.low, found.high) == pytest.approx(students, rel=1e-12)
 
 
 def test_no_seed_or_a_value_that_is_not_finite_is_refused():
