@@ -151,11 +151,11 @@ def page() -> list[str]:
         "[`workbench conform`](../how-to/conform.md) asked the losses in these wheels, as their trainers add them up, and "
         "the advantages. Distillation is asked over two outcomes: the sampled token, and all others.",
         "",
-        *table(["newest release", *VERDICTS], frameworks),
+        *table(["newest release", *VERDICTS[:2], "neither", VERDICTS[3]], frameworks),
         "",
-        "*Own formula*: a choice that conform has no name for. *No guard*: NaN in, or no token left, and NaN out; a trainer "
-        "may prevent it. *Fault*: TRL's asynchronous trainers take the mean of the micro-batches' means; in ms-swift a "
-        "completion that no function scored has reward 0, and before 4.6.0 two losses were divided once more.",
+        "*Own formula*: a choice that conform has no name for, right or wrong. *No guard*: NaN in, or no token left, and NaN "
+        "out; a trainer may prevent it. *Fault*: TRL's asynchronous trainers take the mean of the micro-batches' means; in "
+        "ms-swift a completion that no function scored has reward 0, and before 4.6.0 two losses were divided once more.",
         "",
         "AReaL has one wheel; AsyncGRPO and Distillation of TRL 1.15.0 do not fit the adapters.",
         "",

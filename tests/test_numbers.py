@@ -84,9 +84,9 @@ SUBJECTS: dict[str, Callable[[], float]] = {
     r"documented numbers \({n} steps": lambda: found_in("notebooks/05_grpo_docs_example.ipynb", r"documented (\d+)\)"),
     r"of a toy, TRL logged that {n}% of the": logged_as_truncated,
     r"\bof {n} curves that others published": lambda: sum(verdicts_of_others().values()),
-    r"curves that others published {n} rise": lambda: verdicts_of_others()[RISES],
+    r"curves that others published {n} are called rising": lambda: verdicts_of_others()[RISES],
     r"\b{n} of \d+ curves that others published are called rising": lambda: verdicts_of_others()[RISES],
-    r"curves that others published \d+ rise; {n} are inconclusive": lambda: verdicts_of_others()[UNCLEAR],
+    r"curves that others published \d+ are called rising[^;]*; {n} are inconclusive": lambda: verdicts_of_others()[UNCLEAR],
 }
 
 

@@ -82,6 +82,13 @@ CASES = [
 ]  # fmt: skip
 
 
+def test_a_reward_of_another_unit_is_not_called_alike():
+    facts = {"documented": UNIT, "reward_unit": "characters"}
+    finding = reward_scale(log(reward=rising, facts=facts))
+    assert finding.verdict == "found" and "'characters'" in finding.says and "'share'" in finding.says
+    assert reward_scale(log(reward=rising, facts=facts | {"reward_unit": "share"})).verdict == "not found"
+
+
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case[0].name)
 def test_rule_tells_fault_healthy_log_and_open_question(case):
     rule, shows, healthy, open_ = case

@@ -182,8 +182,8 @@ def mixed_groups(log: Log) -> Finding:
 def reward_scale(log: Log) -> Finding:
     """Whether rewards lie outside the range of the documented curve (`--baseline`): then scale or sign differs.
 
-    How: every logged reward against the range that `data/baselines` states for the run of `--baseline`.
-    Wrong where: the run has another reward function on purpose.
+    How: every logged reward against the range that `data/baselines` states for the run of `--baseline`, and the unit, where
+    the run's `recipe.json` states one. Wrong where: the run has another reward function on purpose.
     """
     reward, documented = log.metric("reward"), log.facts.get("documented")
     if documented is None or reward is None:
@@ -192,8 +192,13 @@ def reward_scale(log: Log) -> Finding:
     high = np.inf if documented["high"] is None else documented["high"]
     outside = (reward < low) | (reward > high)
     evidence = {"rewards": [float(np.nanmin(reward)), float(np.nanmax(reward))], "documented": [low, high]}
+    unit = log.facts.get("reward_unit")
+    if not outside.any() and unit and unit != documented["unit"]:
+        says = f"The reward of this run is {unit!r}, that of {documented['name']} {documented['unit']!r}."
+        return found(NOTE, says, "Compare heights only if both mean the same.", evidence=evidence)
     if not outside.any():
-        return absent(f"Rewards lie in the range of {documented['name']}.", **evidence)
+        says = f"Rewards lie in the range of {documented['name']}; whether they are the same reward no log shows."
+        return absent(says, **evidence)
     says = f"Rewards from {np.nanmin(reward):.4g} to {np.nanmax(reward):.4g} cannot be compared with {documented['name']}, "
     says += f"whose reward lies in {low:g} to {high:g} ({documented['unit']}): the scale or the sign differs."
     advice = "Compare with a run of the same reward function, or rescale one of them."

@@ -132,7 +132,9 @@ def seed_interval(
     """Compute an interval over seeds: t below 5, bootstrap from 5 on (8 for 99%), none for 1; for curves one interval a step.
 
     Up to 5 seeds all resamples are listed, 3,125 of 5, so no chance is in the interval; of a mean below 5 it is Student's.
-    From 6 on `resamples` are drawn. The bootstrap takes percentiles further out than `level` asks (Hesterberg 2015), because resamples of few seeds spread
+    From 6 on `resamples` are drawn.
+
+    The bootstrap takes percentiles further out than `level` asks (Hesterberg 2015), because resamples of few seeds spread
     too little. Below 5 seeds no resampling reaches 95% (the widest it gives is lowest to highest seed, right in 75% of
     cases at 3 seeds); there it is a t interval. What a nominal 95% covers for the IQM, by simulation on normal,
     uniform, lognormal, exponential, t(3) and binomial values (`tests/curves/test_stats.py` repeats it from 5 seeds on):

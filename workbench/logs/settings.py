@@ -263,6 +263,7 @@ def _of_recipe(recorded: dict) -> dict[str, Any]:
         # The workbench's trainers pass positions unless that is switched off.
         "explicit_positions": overrides.get("explicit_positions", own or None),
         "reward_highest": _highest([f.get("highest") for f in functions], items(overrides.get("reward_weights"))),
+        "reward_unit": functions[0].get("unit") if len(functions) == 1 else None,
     }
 
 
