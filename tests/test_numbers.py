@@ -86,7 +86,9 @@ SUBJECTS: dict[str, Callable[[], float]] = {
     r"\bof {n} curves that others published": lambda: sum(verdicts_of_others().values()),
     r"curves that others published {n} are called rising": lambda: verdicts_of_others()[RISES],
     r"\b{n} of \d+ curves that others published are called rising": lambda: verdicts_of_others()[RISES],
-    r"curves that others published \d+ are called rising[^;]*; {n} are inconclusive": lambda: verdicts_of_others()[UNCLEAR],
+    r"curves that others published \d+ are called rising[^;]*; {n} are inconclusive": lambda: verdicts_of_others()[
+        UNCLEAR
+    ],
 }
 
 
