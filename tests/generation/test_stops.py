@@ -1,3 +1,4 @@
+import dataclasses
 import functools
 from importlib.util import find_spec
 from types import SimpleNamespace
@@ -21,7 +22,7 @@ def ids_of(text):
 
 
 def rule(*strings, **fields):
-    return StopRule(StopSpec(stop=strings, **fields), tokenizer())
+    return StopRule(StopSpec(**{"stop": strings} | fields), tokenizer())
 
 
 def test_without_custom_stops_a_row_ends_at_eos_and_keeps_it():
@@ -152,6 +153,16 @@ def test_texts_keep_or_drop_the_marker_and_never_show_eos():
     ]
     for stops, ids, text in cases:
         assert stops.text(ids, stops.find_end(ids)) == text
+
+
+@pytest.mark.parametrize("stop", [{"stop": (">",)}, {"stop_token_ids": (ids_of(">")[-1],)}])
+def test_a_hidden_stop_is_hidden_before_pads_too(stop):
+    """A rollout function may leave them in its rows; of a stop id a pad was left out in its place."""
+    stops = rule(**stop, include_stop_str_in_output=False)
+    row = ids_of("ab>")
+    padded = [*row, *[tokenizer().pad_token_id] * 2]
+    end = dataclasses.replace(stops.last_end(row), index=len(padded))
+    assert stops.text(padded, end) == stops.text(row, stops.find_end(row)) == "ab"
 
 
 @pytest.mark.parametrize(

@@ -164,6 +164,16 @@ def test_a_quantile_over_all_processes_is_trls_own(others, monkeypatch):
     assert (alone.value == got.value) == (not others)
 
 
+@pytest.mark.parametrize("share", [0.4, 0.7, 0.8])
+def test_a_quantile_of_tokens_is_trls_own_in_float32(share):
+    """In float32 0.6 * 25 is above 15, so the token at place 15 is below the quantile of 26 entropies."""
+    rng = np.random.default_rng(0)
+    for tokens in (11, 26, 31, 46, 51, 61):
+        entropies = rng.exponential(0.3, tokens).astype(np.float32).astype(float)
+        row = LossRow(-np.ones(tokens), 1.0, np.ones(tokens), *[-np.ones(tokens)] * 3, None, entropies)
+        assert_equal_to_trl([row], LossSettings(loss_type="grpo", top_entropy_quantile=share))
+
+
 @pytest.mark.parametrize("options", OPTIONS)
 @pytest.mark.parametrize("loss_type", LOSSES)
 def test_loss_and_slopes_are_trls_own(loss_type, options):

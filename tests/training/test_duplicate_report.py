@@ -19,6 +19,14 @@ def test_report_counts_exact_and_normalised_repeats(tmp_path):
         assert "1 of 8 rows" in report.verdict
 
 
+def test_a_stream_that_does_not_know_its_columns_is_read():
+    stream = Dataset.from_dict({"prompt": ["a", "a", "b"]}).to_iterable_dataset().map(lambda row: row)
+    assert stream.column_names is None
+    assert duplicate_report(stream, prompts_per_batch=2, progress=False).exact == 1
+    with pytest.raises(ParameterError, match=r"^column='text': the data set has \['prompt'\]"):
+        duplicate_report(stream, column="text", progress=False)
+
+
 def test_conversational_prompts_count_by_their_messages():
     chat = [[{"role": "user", "content": text}] for text in ("hi", "hi", "ho")]
     assert duplicate_report(chat, prompts_per_batch=2, progress=False).exact == 1
@@ -31,6 +39,9 @@ def test_conversational_prompts_count_by_their_messages():
         (["a"], {"prompts_per_batch": 8}, "1 rows"),
         ("nowhere.jsonl", {}, "no such JSONL"),
         (Dataset.from_dict({"text": ["a"]}), {}, "the data set has"),
+        (iter(["a", "a"]), {"prompts_per_batch": 2}, "^data: an iterator, and prompts are read twice; give a list"),
+        ([{"prompt": "a"}], {}, "^prompt {'prompt': 'a'}: expected a text or a list of messages; of rows give"),
+        ([None], {}, "^prompt None: expected"),
     ],
 )
 def test_data_without_prompts_are_refused(data, fields, message):

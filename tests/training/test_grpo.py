@@ -12,7 +12,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 import trl
-from configuration_models import llama3_like, saved, tokenizer
+from configuration_models import chat_tokenizer, chats, llama3_like, saved, tokenizer
 from configuration_runs import build, watched
 from conftest import ROOT, TRAINS, in_two_processes, until, workbench, write_notebook
 
@@ -179,6 +179,20 @@ def test_all_completions_of_several_generations_are_recorded(tmp_path):
     assert metrics["stops/clipped_ratio"].tolist() == pytest.approx(cut.tolist())
 
 
+@pytest.mark.slow
+def test_a_prompt_that_a_reward_writes_into_is_recorded_as_it_was(tmp_path):
+    """As one that asks a judge about the conversation, which it puts together in the prompt's own list."""
+
+    def judged(prompts, completions, **_):
+        for messages, completion in zip(prompts, completions, strict=True):
+            messages += [*completion, {"role": "user", "content": "Is this good?"}]
+        return [float(len(completion[-1]["content"])) for completion in completions]
+
+    chat, data = chat_tokenizer(calls=False), chats()
+    build("ours", "GRPO", tokenizer=chat, data=data, rewards=judged, record_dir=tmp_path, stops=["</search>"]).train()
+    assert set(Run(tmp_path).completions["prompt"]) <= {prompt[0]["content"] for prompt in data["prompt"]}
+
+
 def bare(sampled=(), logprobs=()) -> GRPOTrainer:
     """A trainer without model and data, after an engine's generation."""
     trainer = object.__new__(GRPOTrainer)
@@ -200,6 +214,16 @@ def test_copies_beyond_chance_fail_but_not_those_of_a_last_turn():
         trainer._log_groups(copies)
         counted = {"groups/identical": [0.5], "vllm/requests": [2], "vllm/prompt_tokens": [12]}
         assert trainer._metrics["train"] == counted
+
+
+@pytest.mark.parametrize(("own", "share"), [([[5], [5]], 0.5), ([[7]], 1.0)])
+def test_identical_groups_of_all_processes_are_counted(own, share, monkeypatch):
+    """The log of the main process had its own groups alone, and none where a group spans processes."""
+    others = [[7], [8]] if len(own) == 2 else own
+    monkeypatch.setattr("workbench.training.grpo.gather_object", lambda rows: [*rows, *others])
+    trainer = bare()
+    trainer._log_groups(own)
+    assert trainer._metrics["train"]["groups/identical"] == [share]
 
 
 def test_copies_of_a_greedy_sampler_are_no_fault():

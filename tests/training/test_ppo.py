@@ -340,6 +340,16 @@ def test_the_reward_is_weighted_and_each_function_has_its_metric(tmp_path):
     assert metrics["reward"].tolist() == metrics["objective/scores"].tolist()
 
 
+def test_rows_scored_in_pieces_are_counted_as_one_batch(tmp_path):
+    """The mean over pieces called every text distinct, whatever the policy wrote."""
+    fields = {"local_rollout_forward_batch_size": 5, "temperature": 1e-3, "response_length": 7}
+    _, run = train_on_search(tmp_path, characters, steps=1, **fields)
+    texts, cut = run.completions["completion"], run.completions["finish_reason"] != "stop"
+    assert texts.nunique() < len(texts) == BATCH
+    (logged,) = run.metrics[["completions/distinct", "stops/clipped_ratio"]].to_numpy().tolist()
+    assert logged == [texts.nunique() / BATCH, cut.mean()]
+
+
 def test_an_update_makes_rewarded_completions_likelier(tmp_path, starter_folder):
     from ppo_parts import train_ppo
 

@@ -60,6 +60,28 @@ def test_a_function_is_told_from_another_in_every_process_alike(capsys):
     assert there == said and len(set(said.split())) == 2
 
 
+class Says:
+    def __init__(self, word):
+        self.word = word
+
+    def __call__(self, text):
+        return self.word in text
+
+    def __hash__(self):
+        return 0  # so that a set of two has them in the order in which they came
+
+
+def test_the_order_of_a_set_of_objects_makes_no_other_reward():
+    """It is that of their addresses; the first one of a class was written with it."""
+
+    def said_by(checks):
+        return describe_reward(lambda completions, **_: [float(sum(c(t) for c in checks)) for t in completions])
+
+    yes, no = Says("yes"), Says("no")
+    assert list({yes, no}) != list({no, yes})
+    assert said_by({yes, no})["code"] == said_by({no, yes})["code"] != said_by({yes, Says("maybe")})["code"]
+
+
 SCORING = """
 TARGET = 20
 def score(text):

@@ -37,6 +37,11 @@ class NegatedAdvantages(Seam):
         return inputs | {"advantages": -inputs["advantages"]}
 
 
+class SmallerAdvantages(Seam):
+    def changed(self, inputs):
+        return inputs | {"advantages": inputs["advantages"] * 0.985}
+
+
 class NegatedInPlace(Seam):
     def changed(self, inputs):
         inputs["advantages"].neg_()
@@ -135,6 +140,7 @@ class OldSumsOff(trl.RLOOTrainer):
 
 FAULTS = {
     "negated": ({"cls": NegatedAdvantages}, "these advantages are -1 times those of the generation"),
+    "smaller, bf16": ({"cls": SmallerAdvantages, "bf16": True}, "these advantages are 0.985 times"),
     "negated in place": ({"cls": NegatedInPlace}, "are -1 times"),
     "rolled": ({"cls": RolledAdvantages}, "of 8 rows of the loss are not as they were generated (advantage"),
     "apart": ({"cls": RowsApart}, "(advantage"),
@@ -158,6 +164,7 @@ FAULTS = {
     daily(
         FAULTS,
         "negated",
+        "smaller, bf16",
         "last token",
         "other prompt",
         "row twice",
@@ -170,6 +177,7 @@ def test_a_row_that_the_loss_takes_otherwise_is_named(name, tmp_path):
     options, cause = FAULTS[name]
     first = check_step(make(tmp_path, **options)).first
     assert first is not None and first.name == "batches" and cause in first.cause, first
+    assert "are 1 times" not in first.cause, first
 
 
 class SecondPassApart(trl.GRPOTrainer):

@@ -235,7 +235,64 @@ def test_what_cannot_be_checked_is_refused(tmp_path):
             ParameterError, match=rf"batch has {len(batch)} rows, expected 4 \(num_generations\) for each"
         ):
             check_step(trainer, batch=batch)
+    with pytest.raises(ParameterError, match="another prompt within a group; give each row 4 times in a row"):
+        check_step(trainer, batch=[{"prompt": prompt} for prompt in PROMPTS])
     assert check_step(trainer, batch=rows).first is None
+
+
+class OtherSampler(trl.GRPOTrainer):
+    """Samples with other weights, and puts its own back."""
+
+    def _generate_single_turn(self, *args, **kwargs):
+        before = [parameter.detach().clone() for parameter in self.model.parameters()]
+        generator = torch.Generator().manual_seed(3)
+        with torch.no_grad():
+            for parameter in self.model.parameters():
+                parameter.add_(0.02 * torch.randn(parameter.shape, generator=generator))
+        result = super()._generate_single_turn(*args, **kwargs)
+        with torch.no_grad():
+            for parameter, values in zip(self.model.parameters(), before, strict=True):
+                parameter.copy_(values)
+        return result
+
+
+def test_autocast_keeps_no_weights_of_the_sampler(tmp_path):
+    torch.manual_seed(0)
+    report = check_step(make(tmp_path, cls=OtherSampler, bf16=True))
+    assert {report[name].verdict for name in ("log-probs", "gradient")} <= {"same", "rounding"}, report
+
+
+class DetachedEntropies(trl.GRPOTrainer):
+    def _get_per_token_logps_and_entropies(self, *args, **kwargs):
+        logps, entropies, *others = super()._get_per_token_logps_and_entropies(*args, **kwargs)
+        return logps, None if entropies is None else entropies.detach(), *others
+
+
+def test_entropies_without_their_gradient_show_in_bf16(tmp_path):
+    report = check_step(make(tmp_path, cls=DetachedEntropies, entropy_coef=0.05, bf16=True))
+    assert report.first.name == "gradient" and "entropies without their gradient" in report.first.cause
+
+
+def by_torch(completions, **_):
+    """Rewards that torch computes, read as numpy's, which has no bfloat16."""
+    lengths = torch.tensor([[float(len(text))] for text in completions])
+    return (lengths @ torch.ones(1, 1))[:, 0].numpy()
+
+
+def test_reward_functions_are_called_without_autocast(tmp_path):
+    assert check_step(make(tmp_path, funcs=[by_torch], bf16=True))["rewards"].verdict == "same"
+
+
+def test_rollouts_are_made_without_autocast(tmp_path):
+    def rollout(prompts, trainer):
+        ids = [trainer.processing_class(prompt)["input_ids"] for prompt in prompts]
+        scores = by_torch(prompts)  # fails under autocast
+        return {"prompt_ids": ids, "completion_ids": [[70, 71]] * len(ids), "logprobs": [[-1.0] * 2] * len(ids)} | {
+            "score": scores.tolist()
+        }
+
+    trainer = make(tmp_path, bf16=True, more={"rollout_func": rollout})
+    assert check_step(trainer)["rewards"].verdict == "same"
 
 
 async def asked(completions, **_):

@@ -209,6 +209,7 @@ HEALTHY = {
     "AdamW": {"weight_decay": 0.1, "adam_beta2": 0.95},
     "AdamW, not fused": {"optim": "adamw_torch", "max_grad_norm": 0.01},
     "SGD": {"optim": "sgd", "max_grad_norm": 0.0, "learning_rate": 0.1},
+    "no clipping": {"max_grad_norm": -1.0},
     "Adafactor": {"optim": "adafactor"},
     "AdamW, bf16": {"model": in_bf16, "learning_rate": 1e-3, "weight_decay": 0.1},
     "Adafactor, bf16": {"model": in_bf16, "learning_rate": 1e-3, "optim": "adafactor"},
@@ -216,7 +217,7 @@ HEALTHY = {
 }
 
 
-@pytest.mark.parametrize("name", daily(HEALTHY, "AdamW", "warmup"))
+@pytest.mark.parametrize("name", daily(HEALTHY, "AdamW", "no clipping", "warmup"))
 def test_a_healthy_update_is_the_same_at_each_step(name, tmp_path):
     options = dict(HEALTHY[name])
     if callable(options.get("model")):

@@ -273,7 +273,7 @@ class StopRule:
         """
         kept = list(ids[: end.index])
         if isinstance(end.stop, int) and (end.stop in self.eos_ids or not self.spec.include_stop_str_in_output):
-            kept = kept[:-1]
+            kept = kept[: -1 - kept[::-1].index(end.stop)]  # behind it a rollout function may have left pads
         shown = [i for i in kept if i not in self._hidden]
         text = self._plain(shown)
         if isinstance(end.stop, str) and not self.spec.include_stop_str_in_output:

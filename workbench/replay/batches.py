@@ -19,6 +19,7 @@ _LOGPS = {
     "sampled_logps": "the sampler's log-probs",
     "correction": "weights of the correction",
 }
+_HALVES = {"bfloat16": 2.0**-8, "float16": 2.0**-11}  # what rounding a number once to half precision can make of it
 
 
 @dataclass(frozen=True)
@@ -122,7 +123,8 @@ class _Comparison:
                 strangers.append(row)
                 continue
             self.differences[row.number] = self._differences(row, partner, self._limit())
-            self.pairs += [*zip(*self._both_advantages(row, partner), strict=True)]
+            if "advantage" in self.differences[row.number]:
+                self.pairs += [*zip(*self._both_advantages(row, partner), strict=True)]
             del free[partner]
         everything = {self.keys[i] for i in generated}
         for row in strangers:
@@ -137,7 +139,8 @@ class _Comparison:
         return row.prompt, without_pads(row.ids, self.step.pad_token_id)
 
     def _limit(self) -> float:
-        return tolerance_of(self.step).value
+        """Up to where a number of the loss may be off: the loss takes it as it is, or rounded once to half precision."""
+        return _HALVES.get(self.step.dtype, tolerance_of(self.step).value)
 
     def _same_text(self, row: _Taken, free: dict[int, tuple]) -> list[int]:
         key = self._key(row)

@@ -538,8 +538,17 @@ def _high_entropy(rows: Sequence[LossRow], quantile: float, threshold: float | N
     counted = np.concatenate([row.entropies[row.mask > 0] for row in rows])
     if not len(counted):
         return [np.zeros_like(row.mask) for row in rows]
-    threshold = np.quantile(counted, 1 - quantile) if threshold is None else threshold
+    threshold = _quantile(counted, 1 - quantile) if threshold is None else threshold
     return [((row.entropies * row.mask >= threshold) & (row.mask > 0)).astype(float) for row in rows]
+
+
+def _quantile(values: np.ndarray, share: float) -> float:
+    """The quantile as torch takes it in float32: a place that should be whole, as 0.6 * 25, can lie just behind one there."""
+    ordered = np.sort(values.astype(np.float32))
+    place = np.float32(share) * np.float32(len(ordered) - 1)
+    low, high = ordered[int(place)], ordered[min(int(place) + 1, len(ordered) - 1)]
+    weight = place - np.float32(int(place))
+    return float(low + weight * (high - low) if weight < 0.5 else high - (high - low) * (np.float32(1) - weight))
 
 
 def _on_policy(row: LossRow, old: Row, threshold: float | None) -> Any:

@@ -21,7 +21,7 @@ def clip_factor(norm: float, max_grad_norm: float | None) -> float:
 
     Args:
         norm: of the gradient of all parameters together, 0 or more.
-        max_grad_norm: as in TRL's config; 0 and None do not clip.
+        max_grad_norm: as in TRL's config; None, 0 and numbers below 0 do not clip.
 
     Returns:
         Above 0, at most 1. The small number in the divisor is that of `torch.nn.utils.clip_grad_norm_`.
@@ -30,7 +30,7 @@ def clip_factor(norm: float, max_grad_norm: float | None) -> float:
         >>> clip_factor(0.5, 1.0), round(clip_factor(4.0, 1.0), 4), clip_factor(4.0, None)
         (1.0, 0.25, 1.0)
     """
-    if not max_grad_norm:
+    if not max_grad_norm or max_grad_norm < 0:
         return 1.0
     return min(1.0, max_grad_norm / (norm + 1e-6))
 

@@ -7,7 +7,7 @@ import json
 import re
 import unicodedata
 from array import array
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from itertools import islice
 from pathlib import Path
 
@@ -72,7 +72,7 @@ def duplicate_report(data, *, prompts_per_batch: int = 8, column: str = "prompt"
         A DuplicateReport.
 
     Raises:
-        ParameterError: no rows, or fewer rows than a batch takes.
+        ParameterError: no rows, fewer rows than a batch takes, an iterator, or what is no prompt.
 
     Example:
         >>> report = duplicate_report(["a b", "a b", "A b.", "c"], prompts_per_batch=2, progress=False)
@@ -81,6 +81,8 @@ def duplicate_report(data, *, prompts_per_batch: int = 8, column: str = "prompt"
         >>> round(report.batches_with_duplicates, 2)  # one of the six pairs of rows
         0.17
     """
+    if isinstance(data, Iterator):
+        raise ParameterError("data: an iterator, and prompts are read twice; give a list of them")
     hashes = _hashes(data, column, progress)
     rows = len(hashes[0])
     if rows < max(1, prompts_per_batch):
@@ -119,8 +121,9 @@ def _prompts(data, column: str) -> Iterator[str]:
                         raise ParameterError(f"column={column!r}: {data}, line {number} has {list(row)}")
                     yield _text(row[column])
     elif hasattr(data, "column_names"):
-        if column not in data.column_names:
-            raise ParameterError(f"column={column!r}: the data set has {data.column_names}")
+        names = data.column_names or [*next(iter(data), {})]  # a stream may not know them
+        if column not in names:
+            raise ParameterError(f"column={column!r}: the data set has {names}")
         for batch in data.select_columns([column]).iter(batch_size=1000):
             yield from map(_text, batch[column])
     else:
@@ -128,7 +131,13 @@ def _prompts(data, column: str) -> Iterator[str]:
 
 
 def _text(prompt) -> str:
-    return prompt if isinstance(prompt, str) else "\n".join(f"{m['role']}: {m['content']}" for m in prompt)
+    if isinstance(prompt, str):
+        return prompt
+    if not isinstance(prompt, list | tuple) or not all(isinstance(message, Mapping) for message in prompt):
+        raise ParameterError(
+            f"prompt {shorten(prompt)}: expected a text or a list of messages; of rows give the prompts alone"
+        )
+    return "\n".join(f"{message.get('role')}: {message.get('content')}" for message in prompt)
 
 
 def _normalised(prompt: str) -> str:

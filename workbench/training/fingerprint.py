@@ -54,13 +54,21 @@ class _Walk:
         except Exception:  # of a proxy that stands for nothing yet, or too deep
             return self._only_type(value, name)
 
+    def _alone(self, value: Any, name: str) -> str:
+        """A value's text that does not depend on which other elements of its set came first."""
+        met = len(self._met)
+        text = self.text(value, name)
+        while len(self._met) > met:
+            self._met.popitem()
+        return text
+
     def _text(self, value: Any, name: str) -> str:
         if isinstance(value, _CONSTANTS):
             return repr(value)
         if isinstance(value, tuple):
             return f"({', '.join(self.text(part, name) for part in value)})"
         if isinstance(value, set | frozenset):  # its order is another in each process
-            return f"{{{', '.join(sorted(self.text(part, name) for part in value))}}}"
+            return f"{{{', '.join(sorted(self._alone(part, name) for part in value))}}}"
         if id(value) in self._met:
             return f"#{self._met[id(value)][0]}"
         self._met[id(value)] = len(self._met), value

@@ -298,11 +298,13 @@ class _Control(RecordsRows, _Trainer):
         """Log the share of groups of one text, and on vLLM requests and prompt tokens; raise for copies beyond chance."""
         if self.engine:
             self._log({"vllm/requests": self.engine.requests, "vllm/prompt_tokens": self.engine.prompt_tokens})
-        size = self._group_size
-        if size < 2 or len(rows) % size:
+        size, everyone = self._group_size, gather_object(rows)  # a group may span processes
+        if size < 2 or len(everyone) % size:
             return
-        identical = identical_groups(rows, size)
-        self._log({"groups/identical": len(identical) * size / len(rows)})
+        identical = identical_groups(everyone, size)
+        self._log({"groups/identical": len(identical) * size / len(everyone)})
+        if len(rows) % size:
+            return
         # RLOO asks for no log-probs, and of several turns there are the last one's only.
         temperature: Any = (self.args.generation_kwargs or {}).get("temperature", self.temperature)
         judged = self.generation.sampled and self.engine and len(self.engine.logprobs) == len(rows) and temperature > 0

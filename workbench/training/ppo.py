@@ -137,7 +137,7 @@ class PPOTrainer(ppo_trainer.PPOTrainer):
             self.dataloader = NotifyingLoader(self.dataloader, self._functions)
             self.eval_dataloader = NotifyingLoader(self.eval_dataloader, self._functions)
         self.forwards: list[int] = []
-        self._completion_metrics: dict[str, list[float]] = {}  # of each scored batch since the last log
+        self._scored: dict[str, list] = {}  # columns of the rows since the last log, which TRL scores in pieces
         finish_trainer(self, record_dir)
 
     def train(self):
@@ -163,21 +163,21 @@ class PPOTrainer(ppo_trainer.PPOTrainer):
         if "objective/scores" in logs:  # the name of the other trainers
             own["reward"] = logs["objective/scores"]
         own |= self._functions.metrics() if self._functions else {}
-        own |= {name: sum(values) / len(values) for name, values in self._completion_metrics.items()}
-        self._completion_metrics = {}
+        own |= completion_metrics(self._scored) if self._scored else {}
+        self._scored = {}
         return super().log(logs | own, *args, **kwargs)
 
     def generate_completions(self, sampling: bool = False):
         """Sample from the evaluation set as TRL does, with this trainer's stops. The completions are not recorded."""
         recorder, self.recorder = self.recorder, None
-        metrics, self._completion_metrics = self._completion_metrics, {}
+        scored, self._scored = self._scored, {}
         updates = len(self.forwards)
         try:
             with self._own_functions():
                 return super().generate_completions(sampling)
         finally:
             self._give_penalty_back()
-            self.recorder, self._completion_metrics = recorder, metrics
+            self.recorder, self._scored = recorder, scored
             del self.forwards[updates:]
 
     @contextlib.contextmanager
@@ -267,9 +267,8 @@ class PPOTrainer(ppo_trainer.PPOTrainer):
         columns["tokens_to_eos"] = [self._eos_rule.find_end(row).index for row in rows]
         columns["reward"] = scores.tolist()
         columns = add_reward_columns(columns, generation.rewards)
-        for name, value in completion_metrics(add_rows(self, columns)).items():
-            if value is not None:
-                self._completion_metrics.setdefault(name, []).append(value)
+        for name, values in add_rows(self, columns).items():
+            self._scored.setdefault(name, []).extend(values)
         return logits, scores, lengths
 
 

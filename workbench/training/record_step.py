@@ -2,6 +2,7 @@
 
 import contextlib
 import copy
+import functools
 import hashlib
 import math
 import random
@@ -13,7 +14,7 @@ from unittest import mock
 
 import numpy as np
 import torch
-from accelerate.utils import gather_object
+from accelerate.utils import convert_outputs_to_fp32, gather_object
 from transformers.trainer_utils import has_length
 
 from ..errors import ParameterError, RunError
@@ -79,16 +80,16 @@ def record_step(
         record.averaged = whole_everywhere or is_sharded(model)
         model.train()
         model.zero_grad(set_to_none=True)
-        with weights_put_back(trainer, record) as weights, _with_length(trainer, batch is None):
+        lengths = _with_length(trainer, batch is None)
+        with weights_put_back(trainer, record) as weights, lengths, _autocast_as_trained(trainer):
             for number in range(steps):
                 # As in a training: an entropy controller asks it.
                 trainer.accelerator.sync_gradients = number == steps - 1
-                with trainer.accelerator.autocast():
-                    try:
-                        record.step_losses.append(float(trainer.training_step(model, next(batches), None)))
-                    except Exception as error:
-                        _explain(error, trainer, record)
-                        raise
+                try:
+                    record.step_losses.append(float(trainer.training_step(model, next(batches), None)))
+                except Exception as error:
+                    _explain(error, trainer, record)
+                    raise
         _notice_evaluation(record)
         finish_update(trainer, record, weights)
         record.tokens = _tokens_of_all(trainer, record)
@@ -98,6 +99,30 @@ def record_step(
             record.drawn_alike = bool(record.drawn_from) and states.count(record.drawn_from) > 1
             record.unlike = _unlike_weights(policy_of(trainer)) if whole_everywhere else []
     return record
+
+
+@contextlib.contextmanager
+def _autocast_as_trained(trainer: Any) -> Iterator[None]:
+    """Inside, autocast is around the policy's `forward` alone, where `train()` has accelerate put it.
+
+    Around the step it would reach reward functions and rollouts too, and keep rounded copies of weights that change.
+    """
+    policy = policy_of(trainer)
+    if "_original_forward" in vars(policy) or not trainer.accelerator.native_amp:
+        yield
+        return
+    forward = policy.forward
+
+    @functools.wraps(forward)
+    def rounding(*args: Any, **kwargs: Any):
+        with trainer.accelerator.autocast():
+            return forward(*args, **kwargs)
+
+    with (
+        mock.patch.object(policy, "_original_forward", forward, create=True),
+        mock.patch.object(policy, "forward", convert_outputs_to_fp32(rounding)),
+    ):
+        yield
 
 
 def check_model(trainer: Any) -> None:
@@ -303,11 +328,10 @@ def record_without_dropout(trainer: Any, record: StepRecord) -> StepRecord:
         model = trainer.model_wrapped
         model.train()
         model.zero_grad(set_to_none=True)
-        with weights_put_back(trainer, again):
+        with weights_put_back(trainer, again), _autocast_as_trained(trainer):
             for number in range(len(record.micro_batches)):
                 trainer.accelerator.sync_gradients = number == len(record.micro_batches) - 1
-                with trainer.accelerator.autocast():
-                    trainer.training_step(model, None, None)
+                trainer.training_step(model, None, None)
         if is_sharded(model):  # whose weights are whole here, so that a backward pass averages nothing
             average_gradients(policy_of(trainer))
         _take_gradients(trainer, policy_of(trainer), again)
@@ -619,8 +643,15 @@ class StepListener:
     def _around_scoring(self, original: Callable, *args: Any, **kwargs: Any):
         result = original(*args, **kwargs)
         if kwargs.get("compute_entropy") and self._record.losses:  # the scoring of samples asks for no entropies
+            self._guarded(self._note_detached, *result[:2])
             self._scored.append(tuple(x.detach() if torch.is_tensor(x) else x for x in result))
         return result
+
+    def _note_detached(self, logps: torch.Tensor, entropies: torch.Tensor) -> None:
+        """Note entropies without a gradient, where the loss has a bonus for them: half precision rounds a small one away."""
+        if getattr(self._trainer, "_entropy_bonus_enabled", False) and logps.requires_grad > entropies.requires_grad:
+            cause = "entropy_coef is on, and the scoring gives entropies without their gradient"
+            self._record.notice("gradient", "different", cause)
 
     def _around_rewards(self, original: Callable, *args: Any, **kwargs: Any):
         trainer, record = self._trainer, self._record

@@ -217,7 +217,7 @@ class Generation:
         return {"prompt": list(self.prompts), "completion": list(self.texts), **self.end_columns()}
 
 
-def completion_metrics(rows: Mapping[str, Sequence]) -> dict[str, float | None]:
+def completion_metrics(rows: Mapping[str, Sequence]) -> dict[str, float]:
     """Return what is logged of a batch's recorded columns next to TRL's own metrics.
 
     `stops/clipped_ratio` is the share truncated in truth, `stops/trl_clipped_ratio` in stock TRL's eyes, `stops/wasted` that
@@ -229,7 +229,7 @@ def completion_metrics(rows: Mapping[str, Sequence]) -> dict[str, float | None]:
         {'completions/distinct': 0.75}
     """
     count = len(rows["completion"])
-    metrics: dict[str, float | None] = {"completions/distinct": len(set(rows["completion"])) / count}
+    metrics = {"completions/distinct": len(set(rows["completion"])) / count}
     for column, name in (("finish_reason", "clipped_ratio"), ("trl_finish_reason", "trl_clipped_ratio")):
         if column in rows:
             metrics[f"stops/{name}"] = sum(reason != "stop" for reason in rows[column]) / count
@@ -303,14 +303,14 @@ class RecordsRows(TrainedOnce):
         """The generation whose rows are being scored."""
         return self.generation
 
-    def _note_scores(self: Any, prompts: Sequence, completions: Sequence, ids: Sequence, rewards: Any) -> None:
+    def _note_scores(self: Any, prompts: Sequence[str], completions: Sequence, ids: Sequence, rewards: Any) -> None:
         """Note prompts, texts and rewards of this process's rows; `rewards` (N, F) are those of all processes."""
         first = self.accelerator.process_index * len(prompts)
         own = rewards[first : first + len(prompts)].T.tolist()
         generation = self._scored_generation(ids, completions)
         self.generation = dataclasses.replace(
             generation,
-            prompts=[text_of(prompt) for prompt in prompts],
+            prompts=prompts,
             texts=generation.texts or [text_of(completion) for completion in completions],
             rewards=dict(zip(self.reward_func_names, own, strict=True)),
         )
@@ -321,8 +321,9 @@ class RecordsRows(TrainedOnce):
 
         def noting(inputs: Any, prompts: Any, completions: Any, completion_ids_list: Sequence):
             plain = [ids[:] for ids in completion_ids_list]  # a child that scores itself reads the real last token
+            asked = [text_of(prompt) for prompt in prompts]  # a reward function may write into the messages
             rewards = calculate(inputs, prompts, completions, plain)
-            self._note_scores(prompts, completions, completion_ids_list, rewards)
+            self._note_scores(asked, completions, completion_ids_list, rewards)
             return rewards
 
         with mock.patch.object(self, "_calculate_rewards", noting):

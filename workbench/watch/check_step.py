@@ -5,6 +5,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+from ..errors import ParameterError
 from ..replay.report import Stage, StepReport, stage_names
 from ..replay.step import Step
 from ..training.callback import others_with
@@ -40,8 +41,9 @@ def check_step(trainer: Any, batch: list[dict] | None = None, meant: Sequence[st
     Args:
         trainer: TRL's `GRPOTrainer`, `RLOOTrainer`, `GMPOTrainer`, `DistillationTrainer` or `AsyncGRPOTrainer` (TRL 1.16), the
             workbench's, or a subclass; before or after training.
-        batch: rows of the data set: as many as one generation takes. Default: the first batch of the trainer's own data. For
-            an AsyncGRPOTrainer, rows as TRL's `RolloutSample`, again from the first one until they fill an update.
+        batch: rows of the data set, each `num_generations` times in a row: as many as one generation takes. Default: the
+            first batch of the trainer's own data. For an AsyncGRPOTrainer, rows as TRL's `RolloutSample`, again from the first
+            one until they fill an update.
         meant: stages at which your subclass means to differ, such as `("rewards",)`. Where one differs its verdict is `meant`,
             and `report.first` passes it over. The stages after it are judged from what was used.
 
@@ -64,12 +66,24 @@ def check_step(trainer: Any, batch: list[dict] | None = None, meant: Sequence[st
     Raises:
         RunError: vLLM does not sample, for example because its engine is closed; `trainer.model` was replaced; the step needs
             what only `train()` makes.
-        ParameterError: another trainer, one without data, a batch that is no whole number of groups, or a name in `meant` that
-            is no stage's.
+        ParameterError: another trainer, one without data, a batch that is no whole number of groups or has several prompts in
+            one, or a name in `meant` that is no stage's.
         Exception: any error of the step itself, for example in a reward function; the trainer is then unchanged, too.
     """
     names = stage_names("meant", meant)
+    if batch and kind_of(trainer) in ("GRPO", "RLOO") and len(batch) % trainer.num_generations == 0:
+        _check_groups(batch, trainer.num_generations)
     return _without_callbacks(trainer, check_any_step(trainer, batch)).with_meant(names)
+
+
+def _check_groups(batch: Sequence[Mapping[str, Any]], size: int) -> None:
+    """Refuse rows that are not repeated as the trainer's own sampler repeats them: their groups would hold several prompts."""
+    starts = range(0, len(batch), size)
+    if any(row.get("prompt") != batch[start].get("prompt") for start in starts for row in batch[start : start + size]):
+        raise ParameterError(
+            f"check_step: batch has another prompt within a group; give each row {size} times in a row (num_generations): "
+            f"batch=[row for row in rows for _ in range({size})]"
+        )
 
 
 def check_any_step(trainer: Any, batch: list[dict] | None = None) -> StepReport:

@@ -118,7 +118,7 @@ def _fault_of_step(step: OptimizerStep, args: Any) -> str:
 
 def _fault_of_moves(step: OptimizerStep, policy: Any, args: Any, share: float) -> str:
     """The cause that leaves the weights where they are."""
-    is_much_clipped = bool(args.max_grad_norm) and step.norm > MUCH_CLIPPED * args.max_grad_norm
+    is_much_clipped = 0 < MUCH_CLIPPED * (args.max_grad_norm or 0) < step.norm  # below 0 nothing is clipped either
     if is_much_clipped and (share < LEAST_MOVED or step.kept_by_clipping < _LEAST_KEPT):
         return f"max_grad_norm={args.max_grad_norm:g} cuts a gradient of norm {step.norm:.3g}"
     if share < LEAST_MOVED and step.is_computed:  # another optimizer may leave elements on purpose
