@@ -108,9 +108,6 @@ def _autocast_as_trained(trainer: Any) -> Iterator[None]:
     Around the step it would reach reward functions and rollouts too, and keep rounded copies of weights that change.
     """
     policy = policy_of(trainer)
-    if "_original_forward" in vars(policy) or not trainer.accelerator.native_amp:
-        yield
-        return
     forward = policy.forward
 
     @functools.wraps(forward)
@@ -118,11 +115,12 @@ def _autocast_as_trained(trainer: Any) -> Iterator[None]:
         with trainer.accelerator.autocast():
             return forward(*args, **kwargs)
 
-    with (
-        mock.patch.object(policy, "_original_forward", forward, create=True),
-        mock.patch.object(policy, "forward", convert_outputs_to_fp32(rounding)),
-    ):
+    is_there = getattr(policy, "_original_forward", None) is not None  # `train()` was called
+    if is_there or not trainer.accelerator.native_amp:
         yield
+    else:
+        with mock.patch.object(policy, "forward", convert_outputs_to_fp32(rounding)):
+            yield
 
 
 def check_model(trainer: Any) -> None:
