@@ -180,7 +180,7 @@ def test_all_completions_of_several_generations_are_recorded(tmp_path):
 
 
 @pytest.mark.slow
-def test_a_prompt_that_a_reward_writes_into_is_recorded_as_it_was(tmp_path):
+def test_a_prompt_that_a_reward_writes_into_is_kept_as_it_was(tmp_path):
     """As one that asks a judge about the conversation, which it puts together in the prompt's own list."""
 
     def judged(prompts, completions, **_):
