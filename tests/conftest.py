@@ -174,7 +174,7 @@ def in_two_processes(script: str, folder: Path, *arguments: str) -> None:
     env = os.environ | {"PYTHONPATH": os.pathsep.join(map(str, path))}
     with (folder / "out").open("w") as out, subprocess.Popen(command, stdout=out, stderr=out, env=env) as torchrun:
         try:
-            code = torchrun.wait(900)  # it is for one that hangs: beside other work the longest takes 340 s
+            code = torchrun.wait(900)  # for one that hangs: on a busy machine the longest takes 340 s
         finally:
             torchrun.terminate()  # it then ends its processes, as it does not when it is killed
     assert code == 0, (folder / "out").read_text()[-4000:]

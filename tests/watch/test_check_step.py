@@ -34,6 +34,7 @@ from step_cases import (
 )
 from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification, AutoTokenizer
 
+from benchmarks.planted_faults import OtherWeights
 from workbench import attach_watch
 from workbench.errors import ParameterError, RunError
 from workbench.experiments.recipes import resolve_model
@@ -240,25 +241,9 @@ def test_what_cannot_be_checked_is_refused(tmp_path):
     assert check_step(trainer, batch=rows).first is None
 
 
-class OtherSampler(trl.GRPOTrainer):
-    """Samples with other weights, and puts its own back."""
-
-    def _generate_single_turn(self, *args, **kwargs):
-        before = [parameter.detach().clone() for parameter in self.model.parameters()]
-        generator = torch.Generator().manual_seed(3)
-        with torch.no_grad():
-            for parameter in self.model.parameters():
-                parameter.add_(0.02 * torch.randn(parameter.shape, generator=generator))
-        result = super()._generate_single_turn(*args, **kwargs)
-        with torch.no_grad():
-            for parameter, values in zip(self.model.parameters(), before, strict=True):
-                parameter.copy_(values)
-        return result
-
-
 def test_autocast_keeps_no_weights_of_the_sampler(tmp_path):
     torch.manual_seed(0)
-    report = check_step(make(tmp_path, cls=OtherSampler, bf16=True))
+    report = check_step(make(tmp_path, cls=OtherWeights, bf16=True))
     assert {report[name].verdict for name in ("log-probs", "gradient")} <= {"same", "rounding"}, report
 
 
