@@ -180,9 +180,9 @@ def figure(result: dict) -> DescribedFigure:
     drawn.legend(
         *panels["with a gradient"].get_legend_handles_labels(), loc="outside lower center", ncols=2, frameon=False
     )
-    seeds = rows.groupby(["dose", "way"])["seed"].nunique()
+    seeds = sorted(set(rows.groupby(["dose", "way"])["seed"].nunique()))
     caption = (
-        f"SmolLM2-135M-Instruct adds two numbers. Each mark is a training ({seeds.min()} to {seeds.max()} seeds), lines "
+        f"SmolLM2-135M-Instruct adds two numbers. Each mark is a training ({' or '.join(map(str, seeds))} seeds), lines "
         f"are means. Dotted: how likely one of the {group} completions of a prompt ends with EOS; masking leaves such a group "
         "something to learn from."
     )
