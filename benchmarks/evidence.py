@@ -22,6 +22,7 @@ from tools.record import (
 )
 from workbench.curves.documented import Baseline, list_baselines, load_baseline
 from workbench.curves.figures import DescribedFigure
+from workbench.curves.stats import seed_interval
 from workbench.errors import RunError
 from workbench.experiments.instruments.custom_stops import held_out_gain, stops_figure
 from workbench.experiments.instruments.custom_stops import recorded as by_seed
@@ -65,27 +66,30 @@ TESTED_BY = {
     "A7": ("08_is_the_sampler_the_policy", "not tried: the notebook trained toys alone"),
 }
 SEEN = {"seen on a toy": True, "not seen on a toy": False, "confirmed": True, "refuted": False}
+# The notebook with a second row: what position ids take away in bf16.
+BF16, OF_BF16, IDS = "03_position_ids_and_padding", "In bf16 position ids", ("no position ids", "position ids")
 # SmolLM2 is expected to differ from the toy.
-DIFFERS = {"03_position_ids_and_padding": "no, as expected: SmolLM2's positions are rotary, the toy's are learned"}
+DIFFERS = {BF16: "no, as expected: SmolLM2's positions are rotary, the toy's are learned"}
 # A result about a published claim has the claim's words in its first line.
 _RESULT = r"^(passed|failed|inconclusive|not comparable|(?:not )?seen on a toy): (?:the claim .*\n +)?(.*)"
 VERDICTS = SEEN | {"passed": True, "failed": False}
 HEAD = ("claim", "toy", "real weights", "verdict")
 
 
-def toy_result(notebook: str) -> tuple[str, str]:
+def toy_result(notebook: str, begins: str | tuple[str, ...] = "") -> tuple[str, str]:
     """Return verdict and sentence of the result in a notebook's stored outputs.
 
     Raises:
-        RunError: no result there begins as `BEGINS` says.
+        RunError: no result there begins as asked, or as `BEGINS` says.
     """
+    begins = begins or BEGINS.get(notebook, "")
     cells = json.loads((ROOT / "notebooks" / f"{notebook}.ipynb").read_text(encoding="utf-8"))["cells"]
     texts = ["".join(out.get("data", {}).get("text/plain", "")) for one in cells for out in one.get("outputs", ())]
     for text in texts:
         for match in re.finditer(_RESULT, text, re.MULTILINE):
-            if match[2].startswith(BEGINS.get(notebook, "")):
+            if match[2].startswith(begins):
                 return match[1], match[2]
-    raise RunError(f"{notebook}: expected a result in its outputs that begins with {BEGINS.get(notebook, 'a verdict')}")
+    raise RunError(f"{notebook}: expected a result in its outputs that begins with {begins or 'a verdict'}")
 
 
 def real_result(notebook: str) -> tuple[str, str]:
@@ -216,6 +220,18 @@ def problems() -> Iterator[list[str]]:
         others = ", ".join(f"`{name}`" for name in drawn_by(notebook)) or "no curve with numbers"
         link = f"[{problem}](../../notebooks/{notebook}.ipynb)"
         yield [link, f"{verdict}: {says}", seen, agree, others]
+        if notebook == BF16:
+            yield [link.replace(problem, "pads in bf16"), *pads_in_bf16(), others]
+
+
+def pads_in_bf16() -> list[str]:
+    """Say what position ids take away in bf16, of a toy and of SmolLM2, and whether both are above 0."""
+    _, says = toy_result(BF16, OF_BF16)
+    toy = [float(number) for number in re.findall(r"\d\.\d+e-\d+", says)]
+    without, with_ids = (np.array(measured("bf16_padding")["changes"][f"left pads, {ids}"]) for ids in IDS)
+    taken = seed_interval(without - with_ids, np.random.default_rng(0), statistic=np.mean)
+    real = f"In bf16 position ids take away {taken.in_brief('.3f')} nats with left pads. (texts: {len(without)}, no training)"
+    return [says, real, "yes" if min(toy) > 0 and taken.above(0)[0] else "no"]
 
 
 def arms() -> Iterator[list[str]]:
@@ -296,7 +312,7 @@ def page() -> list[str]:
         "# What was seen on real weights",
         "",
         "**Toy** is a model of at most 0.65 M parameters. **SmolLM2** is SmolLM2-135M-Instruct (a 4-bit file, widened to",
-        "fp32), trained by the same notebooks with `-p model=smollm2` (`make real`). All on CPUs.",
+        "fp32), trained by the same notebooks with `-p model=smollm2` (`make real`), on CPUs.",
         "",
         *table(head, problems()),
         "",
@@ -325,9 +341,9 @@ def page() -> list[str]:
         "",
         *csv_next_to_page("gemma.csv"),
         "",
-        "In bf16 position ids do not take the change by padding away: the largest change of a log-prob is "
-        f"{bf16['implicit']:.3f} nats",
-        f"without them, {bf16['explicit']:.3f} with them, and {bf16['control']:.3f} by another batch size alone (*padding*).",
+        "In bf16 position ids change little here: the largest change of a log-prob by padding is "
+        f"{bf16['implicit']:.3f} nats without",
+        f"them and {bf16['explicit']:.3f} with them (four texts), by another batch size {bf16['control']:.3f} (*padding*).",
         "",
         "Its trainings with the stop string `</answer>`: 60 steps each, LoRA, vLLM, TRL 1.16.0",
         "(`data/measured/stop_string.json`).",

@@ -209,16 +209,16 @@ def summary(rows: list[dict], verdicts: dict[str, str]) -> dict[str, str]:
 
 
 def counts(rows: list[dict], hacks: Collection[str]) -> tuple[str, str]:
-    """Say in how many trainings the hack was named first or could not be named, and in how many none was."""
+    """Say in how many trainings the hack was named first or could not be named, and in how many nothing was found."""
     hacked = [row for row in rows if row["arm"] in hacks]
     judged = [row for row in hacked if row["verdict"] != "cannot tell"]
     first = sum(row["right"] for row in judged)
     quiet = [row for row in rows if row["arm"] in SILENT]
-    silent = sum(not row["named"] for row in quiet)
+    silent, unsaid = (sum(row["verdict"] == says for row in quiet) for says in ("nothing found", "cannot tell"))
     untold = len(hacked) - len(judged)
     named = f"the hack first in {first} of {len(judged)} trainings (could not tell: {untold})"
     named = named if judged else f"it could not tell in {untold} of {len(hacked)} trainings"
-    return named, f"{silent} of {len(quiet)}"
+    return named, f"nothing in {silent} of {len(quiet)}{f' (could not tell: {unsaid})' if unsaid else ''}"
 
 
 def page() -> list[str]:
@@ -230,8 +230,9 @@ def page() -> list[str]:
         "### After trainings that exploit it",
         "",
         f"A toy, five rewards with a known hack and the placebo for the format, {on_toy['steps']} steps: the report named",
-        f"{first}; nothing in {silent} with an exact, a random or a shuffled reward. SmolLM2 on sums,",
-        f"{on_smollm2['steps']} steps, the answer anywhere or that placebo: {real_first}; it named nothing in {real_silent}.",
+        f"{first}; {silent} with an exact, a random or a shuffled reward. SmolLM2 on sums,",
+        f"{on_smollm2['steps']} steps, the answer anywhere or that placebo: {real_first}; with the others it found",
+        f"{real_silent}.",
         "",
         *csv_next_to_page("hacked_rewards.csv"),
         "",

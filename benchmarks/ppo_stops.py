@@ -61,7 +61,7 @@ def compared(trainings: Sequence[dict]) -> dict[str, tuple[int, Interval]]:
     ]
     return {
         "passes of an update, no stop / stop": (len(whole), passes),
-        "value loss, no stop / stop": (len(whole), loss),
+        "value loss, no stop and whole text scored / stop": (len(whole), loss),
         "reward at the end, stop less no stop, whole text scored": (len(whole), gains[0]),
         "the same, text up to EOS scored": (len(until), gains[1]),
     }

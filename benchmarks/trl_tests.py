@@ -168,7 +168,7 @@ def page(result: dict) -> list[str]:
         f"{total('tests')} of TRL's own tests ({', '.join(f'`{file}.py`' for file in parts)}), on TRL {result['trl']},",
         f"{stand_ins}. The tests are of",
         f"[{commit['commit'][:7]}](https://github.com/huggingface/trl/tree/{commit['commit']}) of {commit['date']}, version",
-        f"{commit['version']}: the wheel and the sdist of a release have no tests.",
+        f"{commit['version']}: releases have no tests.",
         *([f"Not run here: {left_out}."] if left_out else []),
         "",
         *table(["outcome", "tests"], rows),

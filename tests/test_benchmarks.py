@@ -296,7 +296,7 @@ def test_the_page_counts_trainings_that_cannot_be_judged_apart(monkeypatch):
     monkeypatch.setattr(hacked_rewards, "measured", lambda name: result)
     text = " ".join(hacked_rewards.page())
     assert "in 9 of 9 trainings (could not tell: 1)" in text
-    assert "nothing in 1 of 1 with an exact" in text
+    assert "nothing in 0 of 1 (could not tell: 1) with an exact" in text
 
 
 def test_what_another_machine_trained_stays_in_the_file(tmp_path):

@@ -215,6 +215,7 @@ def test_readme_says_what_masking_costs_at_a_third_of_eos():
     points = [round(100 * float(number)) for number in numbers]
     assert [rows["seed"].nunique(), 0.3 < rows["dose"].iloc[0] < 0.36] == [5, True]
     readme = " ".join(README.read_text().split())
+    assert f"{rows['EOS, all steps'].mean():.0%} do (a third at first)" in readme
     assert f"masked stock TRL has a gradient in {used} of {could} such steps" in readme
     assert "over five seeds masking is {} points higher ({} to {}: its cost is open)".format(*points) in readme
 

@@ -22,7 +22,7 @@ def test_a_training_is_shown_with_three_panels_alt_text_and_data():
     assert [ax.get_ylabel().split(" ")[0] for ax in shown.figure.axes] == ["reward", "completion", "clipped"]
     assert "reward [as logged] goes from -29.1" in shown.alt
     assert "completion length [tokens] goes from 39.3" in shown.alt
-    assert "clipped ratio [share of completions] goes from 0 (mean of the first 3 steps) to 0 (" in shown.alt
+    assert "clipped ratio [share of completions] goes from 0 (mean of the first 3 points) to 0 (" in shown.alt
     assert list(shown.table) == list(METRICS)
     assert "How far another seed would be is unknown" in shown.caption
 
@@ -338,7 +338,7 @@ def test_an_alt_text_ranges_over_what_it_names():
         who = "single steps range" if len(group) == 1 else "their mean ranges"
         assert f"{who} from {low:.3g} to {high:.3g}." in shown.alt
     late = dataclasses.replace(noisy, y=np.where(noisy.x < 20, np.nan, 0.5))
-    assert "goes from 0.5 (mean of the first 6 steps) to 0.5" in show_curves({"a": [late]}, title="T").alt
+    assert "goes from 0.5 (mean of the first 6 points) to 0.5" in show_curves({"a": [late]}, title="T").alt
 
 
 @pytest.mark.parametrize("option", [{"columns": 0}, {"window": -5}, {"window": np.nan}])

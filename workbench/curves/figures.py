@@ -79,14 +79,14 @@ class DescribedFigure:
 
 
 def describe_curve(name: str, steps: Sequence[float], values: ArrayLike, ranging: str = "single steps range") -> str:
-    """A curve in a sentence: mean of the first and last tenth, extremes; for alt texts."""
+    """A curve in a sentence: means of the first and last tenth of its points, extremes; for alt texts."""
     values = np.asarray(values, float)
     known = values[np.isfinite(values)]
     if not len(known):
         return f"{name}: no finite value in {len(values)} steps."
     first, last, tenth = _from_to(known)
     return (
-        f"{name} goes from {first:.3g} (mean of the first {tenth} steps) to {last:.3g} (mean of the last {tenth}) "
+        f"{name} goes from {first:.3g} (mean of the first {tenth} points) to {last:.3g} (mean of the last {tenth}) "
         f"over {int(steps[-1])} steps; {ranging} from {known.min():.3g} to {known.max():.3g}."
     )
 
