@@ -189,7 +189,9 @@ def test_a_check_leaves_the_trainer_as_it_was(tmp_path):
     assert all(map(torch.equal, trainer.model.parameters(), other.model.parameters()))
 
 
-def broken_reward(**_):
+def broken_reward(completions, log_extra, log_metric, **_):
+    log_extra("seen", [1] * len(completions))
+    log_metric("seen", 1.0)
     raise ZeroDivisionError("in the reward")
 
 
@@ -219,6 +221,7 @@ def test_a_check_changes_nothing_when_the_step_raises(options, said, tmp_path):
         check_step(trainer)
     assert all(p.grad is None for p in trainer.model.parameters())
     assert all(map(torch.equal, before, state_of(trainer))) and vars(trainer) == attributes
+    assert not trainer._pending_extra_logs and not trainer._pending_metrics
 
 
 def test_what_cannot_be_checked_is_refused(tmp_path):

@@ -408,7 +408,10 @@ def as_it_was(trainer: Any, reuse: bool = False):
     """Restore what a step of GRPO or RLOO changes. It starts without earlier metrics, and unless `reuse` without samples."""
     with restored(trainer):
         trainer._metrics = {"train": defaultdict(list), "eval": defaultdict(list)}
-        trainer._logs = copy.deepcopy(trainer._logs)
+        # The last two hold what reward functions note: one that fails in this step leaves nothing for the next.
+        for name in ("_logs", "_pending_extra_logs", "_pending_metrics"):
+            if hasattr(trainer, name):
+                setattr(trainer, name, copy.deepcopy(getattr(trainer, name)))
         buffers = Snapshot([trainer._buffered_inputs if reuse else None])  # a loss may write into its inputs
         if not reuse:
             trainer._buffered_inputs, trainer._step = None, 0
