@@ -27,13 +27,13 @@ CASES = {
     "copied_request_seed": ("GRPO", VLLM | SEED, SEED),
     "dropped_finish_reason": ("RLOO", VLLM | STOP, VLLM),
     "engine_seed": ("OnlineDPO", VLLM, VLLM | {"vllm_mode": "server"}, "GRPO"),
-    "false_clipping": ("GRPO", STOP, STOP, "PPO"),
+    "false_clipping": ("GRPO", VLLM | STOP, STOP),
     "ignored_stop_option": ("GRPO", STOP, VLLM | STOP),
     "lora_without_the_seed": ("GRPO", {"use_peft": True}, {"use_peft": False}),
     "loss_scale_masked": ("GRPO", MASK, MASK | {"loss_type": "grpo"}),
     "loss_scale_window": ("GRPO", WINDOW, WINDOW | {"gradient_accumulation_steps": 4}),
     "luspo_padding": ("GRPO", LUSPO | {"importance_sampling_level": "token"}, LUSPO),
-    "masked_stopped_rows": ("GRPO", STOP | MASK, STOP),
+    "masked_stopped_rows": ("GRPO", VLLM | STOP | MASK, STOP | MASK),
     "online_dpo_stop_strings": ("OnlineDPO", VLLM | STOP, STOP),
     "pads_behind_a_stop_id": ("GRPO", EOS_IDS, VLLM | EOS_IDS),
     "ppo_penalty_looks_for_eos": ("PPO", {"missing_eos_penalty": 1.0, "stop_token_id": 5}, {"stop_token_id": 5}),
@@ -51,7 +51,7 @@ OPEN = {
     "empty_completion": {},
     "equal_rewards": {"num_generations": 8},
     "hidden_stop_token": {"generation_kwargs": {"stop_token_ids": [5]}},
-    "open_tool_turn": STOP,
+    "open_tool_turn": VLLM | STOP,
     "padding_without_positions": {},
     "sequence_ratio_is_a_sum": VLLM,
     "several_eos_ids": {},
@@ -74,6 +74,14 @@ def test_settings_meet_a_defect_and_the_ones_next_to_them_do_not(name):
 def test_what_settings_do_not_decide_says_what_would(name):
     met, why = met_by(name, Settings("GRPO", OPEN[name]))
     assert met is None and why
+
+
+@pytest.mark.parametrize("kwargs, ends", [(STOP, True), (STRINGS, False), (EOS_IDS, False)], ids=str)
+def test_only_a_stop_that_the_back_end_knows_meets_a_defect(kwargs, ends):
+    names = ("false_clipping", "masked_stopped_rows", "dropped_finish_reason")
+    assert {met_by(name, Settings("GRPO", VLLM | MASK | kwargs))[0] is True for name in names} == {ends}
+    without = {name: met_by(name, Settings("GRPO", MASK | kwargs))[0] is True for name in names}
+    assert without["false_clipping"] == without["masked_stopped_rows"] == (kwargs is EOS_IDS)
 
 
 def test_a_defect_is_named_only_on_releases_that_have_it():
@@ -109,15 +117,15 @@ def test_luspo_meets_its_defect_at_sequence_level_too(wide):
     assert met and [*wide][-1] in why and "importance_sampling_level" not in why
 
 
-YAML = "steps_per_generation: 4\ngradient_accumulation_steps: 2\ngeneration_kwargs:\n  stop: ['</a>']\n"
-ARGS = json.dumps(WINDOW | {"generation_kwargs": '{"stop": ["a"]}'})
+YAML = "use_vllm: true\nsteps_per_generation: 4\ngradient_accumulation_steps: 2\ngeneration_kwargs:\n  stop: ['</a>']\n"
+ARGS = json.dumps(WINDOW | VLLM | {"generation_kwargs": '{"stop": ["a"]}'})
 
 
 @pytest.mark.parametrize("name, text", [("grpo.yaml", YAML), ("args.json", ARGS)])
 def test_the_command_names_what_the_settings_meet(name, text, tmp_path, capsys):
     (tmp_path / name).write_text(text)
     code, said, _ = call(capsys, "doctor", "--trl", "1.8.0", "--args", tmp_path / name)
-    assert code == 1 and "TRL 1.8.0, GRPO: these settings meet 3 known defects" in said
+    assert code == 1 and "TRL 1.8.0, GRPO: these settings meet 4 known defects" in said
     assert "loss_scale_window: loss_type=dapo (the default), steps_per_generation=4" in said
     assert "false_clipping: stop in generation_kwargs" in said and "cannot tell  several_eos_ids" in said
     if name == "args.json":  # a run's folder

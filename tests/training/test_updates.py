@@ -50,6 +50,15 @@ def test_where_weights_are_sharded_nothing_is_told(kind, tmp_path):
     assert list(_lost_updates(stock)) == []
 
 
+@pytest.mark.slow
+def test_adapters_of_a_quantised_model_get_other_advice(tmp_path):
+    stock = trainer(tmp_path, torch.bfloat16, learning_rate=1e-6)
+    assert "Load the model with dtype=torch.float32" in "".join(_lost_updates(stock))
+    stock.model.is_loaded_in_4bit = True  # TRL then makes the adapters bfloat16, whatever dtype is asked
+    said = "".join(_lost_updates(stock))
+    assert "train LoRA on weights that are not quantised" in said and "float32" not in said
+
+
 def trainer(folder, dtype, cls=trl.GRPOTrainer, more=None, **fields):
     recipe = make_recipe("starter", max_steps=1, per_device_train_batch_size=8, max_completion_length=4)
     model = AutoModelForCausalLM.from_pretrained(resolve_model("starter"), dtype=dtype)

@@ -181,7 +181,9 @@ _WORDS = {
         "log_completions=True": "--log_completions true",
         "mask_truncated_completions=False": "--overlong_filter false",
     },
+    "RLOO": {"log_completions=True": "attach_watch(trainer), as TRL's RLOO writes no file of them"},
     "PPO": {
+        "log_completions=True": "record_dir=FOLDER of the workbench's PPOTrainer",
         "max_completion_length": "response_length",
         "num_iterations": "num_ppo_epochs",
         "epsilon": "cliprange",

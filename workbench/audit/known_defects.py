@@ -14,7 +14,7 @@ from typing import Any
 
 from ..errors import ParameterError
 from ..extras import packaged
-from ..logs.settings import STOPS, read_arguments
+from ..logs.settings import read_arguments
 
 TRAINERS = ("AsyncGRPO", "GRPO", "RLOO", "OnlineDPO", "PPO")
 # What counts where a file does not say; the same in all releases of the table.
@@ -36,6 +36,7 @@ DEFAULTS = {
     "vllm_importance_sampling_mode": "sequence_mask",
     "vllm_mode": "colocate",
 }
+_OF_VLLM = ("stop", "stop_token_ids")  # transformers ignores these, and raises an error at stop_strings
 _BY_TOKENS = ("dapo", "cispo", "vespo")  # the losses that divide by the tokens of a generation batch
 _NUMBERS = (
     "gradient_accumulation_steps", "steps_per_generation", "per_device_train_batch_size", "generation_batch_size",
@@ -73,8 +74,9 @@ class Settings:
 
     @property
     def stops(self) -> str:
-        """The first stop in generation_kwargs, such as `stop`; empty without one."""
-        return next((name for name in STOPS if self.kwargs.get(name)), "")
+        """The first stop in generation_kwargs that ends completions of this back end, such as `stop`; empty without one."""
+        names = _OF_VLLM if self["use_vllm"] else ("eos_token_id",)
+        return next((name for name in names if self.kwargs.get(name)), "")
 
     @property
     def steps_per_generation(self) -> int:

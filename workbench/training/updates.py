@@ -165,8 +165,10 @@ def _lost_updates(trainer: Any) -> Iterator[str]:
         return
     if (share := movable_share(half, rate)) < LEAST_MOVED:
         dtype = str(half[0].dtype).removeprefix("torch.")
+        fix = "Load the model with dtype=torch.float32; with bf16=True it still computes in bfloat16"
+        if any(getattr(policy_of(trainer), f"is_loaded_in_{bits}bit", False) for bits in (4, 8)):
+            fix = "TRL makes adapters of a quantised model bfloat16: train LoRA on weights that are not quantised"
         yield (
             f"the trained weights are {dtype}: at learning_rate={rate:g} a step changes about {share:.2g} of them, the others "
-            "stay as they were, by rounding. Load the model with dtype=torch.float32; with bf16=True it still computes in "
-            "bfloat16. A rate that was tuned with such weights can be too high then"
+            f"stay as they were, by rounding. {fix}. A rate that was tuned with such weights can be too high then"
         )
