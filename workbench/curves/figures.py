@@ -382,7 +382,7 @@ def _caption(panels: list[list[Series]], without: list[str], metric: str, window
     text += [f"{line}." for one in drawn for line in one.left_out]
     if any(one.documented for one in drawn):
         means = "points of a long log are means over several steps"
-        text.append(f"Markers: documented, one run each or the mean of a control's seeds; {means}.")
+        text.append(f"Markers: documented, one run each, or the mean of its seeds; {means}.")
     text += _comparable(drawn)
     if without:
         text.append(f"No numeric {metric} curve was published for {', '.join(without)}.")

@@ -10,7 +10,7 @@ from conftest import NOTEBOOKS, ROOT
 
 from benchmarks.real import OF_OTHERS, of_model
 from workbench.experiments.instruments import real_model
-from workbench.experiments.instruments.real_model import FILE, NAMES, measured_on_smollm2, on_smollm2
+from workbench.experiments.instruments.real_model import FILE, NAMES, alike, measured_on_smollm2, on_smollm2
 from workbench.runs.results import Result
 
 ROWS = json.loads((ROOT / "data" / FILE).read_text())["rows"]
@@ -97,3 +97,8 @@ def test_a_sentence_of_another_measure_has_no_verdict_here():
     rows = {"01": {"parameters": {"model": "smollm2"}, "results": [{"says": says, "holds": False}]} | MADE}
     shown = re.findall("<td[^>]*>(.*?)</td>", _shown(rows, "01", [other]))
     assert shown == ["", "failed", says]
+
+
+def test_a_sentence_that_another_fits_better_has_no_verdict_here():
+    recorded = [f"Sampled by {by}, the reward ends 0.00 (0.00 to 0.00) higher." for by in ("transformers", "vllm")]
+    assert alike(recorded, ["Sampled by vllm, the reward ends 0.47 (0.14 to 0.84) higher."]) == {1: 0}

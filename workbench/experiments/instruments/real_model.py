@@ -2,6 +2,7 @@
 
 import difflib
 import html
+import itertools
 import re
 from collections.abc import Sequence
 
@@ -22,8 +23,8 @@ MEASURED = "measured"  # the folder of what the programs of benchmarks/ stored
 def on_smollm2(results: Sequence[Result], run: Run) -> HTML | str:
     """Show what a notebook showed on SmolLM2-135M-Instruct: each sentence with its verdict there and here, as a table.
 
-    Sentences of two runs are about the same thing if they are alike apart from their numbers. What was not run there is left
-    out. Sentences about other models are not stored (`benchmarks.real`).
+    Sentences of two runs are about the same thing if they are alike apart from their numbers; each belongs to the one that it
+    is most like. What was not run there is left out. Sentences about other models are not stored (`benchmarks.real`).
 
     Args:
         results: those of this run.
@@ -36,13 +37,12 @@ def on_smollm2(results: Sequence[Result], run: Run) -> HTML | str:
     row = read_json(packaged("data") / FILE, {})["rows"].get(run.notebook)
     if row is None:
         return "No run of this notebook on SmolLM2 is recorded."
-    here = show_results(results, run)
-    verdicts = {_words(one.says): one.verdict for one in here}
+    here, recorded = list(show_results(results, run)), list(results_of(row))
+    place = alike([one.says for one in recorded], [one.says for one in here])
     lines = []
-    for there in results_of(row):
-        alike = difflib.get_close_matches(_words(there.says), verdicts, n=1, cutoff=ALIKE)
+    for number, there in enumerate(recorded):
         if not there.why.startswith(NOT_RUN):
-            verdict = verdicts[alike[0]] if alike else ""
+            verdict = here[place[number]].verdict if number in place else ""
             says = f"{there.says} ({there.why})" if there.why else there.says
             lines.append([verdict, there.verdict, html.escape(says)])
     made = row["environment"]
@@ -53,9 +53,23 @@ def on_smollm2(results: Sequence[Result], run: Run) -> HTML | str:
     return HTML(html_table(lines, ("here", "SmolLM2", "what SmolLM2 shows"), html.escape(caption)))
 
 
-def _words(says: str) -> str:
-    """Take the numbers out of a sentence."""
-    return re.sub(r"[\d.+-]+", "", says)
+def alike(ours: Sequence[str], others: Sequence[str]) -> dict[int, int]:
+    """Place of one of our sentences -> place of the other that says the same, numbers apart; the most alike pair first.
+
+    Example:
+        >>> alike(["By transformers 3 rows end.", "By vllm 4 rows end."], ["By vllm 5 rows end."])
+        {1: 0}
+    """
+    words = [[re.sub(r"[\d.+-]+", "", says) for says in side] for side in (ours, others)]
+    share = {
+        (n, m): difflib.SequenceMatcher(None, one, other).ratio()
+        for (n, one), (m, other) in itertools.product(*map(enumerate, words))
+    }
+    found: dict[int, int] = {}
+    for n, m in sorted(share, key=share.__getitem__, reverse=True):
+        if share[n, m] >= ALIKE and n not in found and m not in found.values():
+            found[n] = m
+    return found
 
 
 def measured_on_smollm2(name: str) -> HTML | str:
