@@ -231,7 +231,7 @@ def page() -> list[str]:
         "",
         "Known causes of a mismatch were put between a real vLLM engine (CPU build) and TRL's way of scoring. Each time",
         "`attribute_mismatch` gets the same suspects (temperature 0.7, top-k 20, top-p 0.8, bfloat16, other weights; token ids",
-        f"if recorded). Right of single causes: {'; '.join(right)}.",
+        f"if recorded). Right of single causes (`dtype` by size): {'; '.join(right)}.",
         "",
         "*Right*: exactly what was put in is found, a single cause to a quarter of its size (mean |difference| of a token's",
         "log-prob). *By size* is no evidence: what remains is as large as that dtype would cause, but does not match token by",

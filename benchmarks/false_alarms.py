@@ -355,7 +355,6 @@ def page() -> list[str]:
         "- `lost precision` of an engine in bf16 next to a trainer in fp32.",
         "- `no-learning` at rates of 1e-5 and below, with LoRA 1e-4: the reward changed by less than it scatters, as most toys",
         "  need more than 40 steps. LoRA, added after its result was seen, moved log-probs by 0.01 nats.",
-        "- `zero-gradient` if most groups get no reward at all.",
         "",
         "What would be a true alarm was taken out: GPT-2 trains with `disable_dropout=True`, and on stock TRL with prompts of",
         "one length. With dropout TRL scores GPT-2 0.16 nats a token away from its sampler, and with padding at wrong",
@@ -366,7 +365,7 @@ def page() -> list[str]:
         "",
         "## An engine that is one sync late",
         "",
-        "The same trainings, but each sync sends the weights of the sync before. The probe names it in "
+        "Trainings whose syncs send the weights of the sync before. The probe names it in "
         f"{named} of {len(late)}, from the",
         "second step on. In the others an update is smaller than the rounding of bf16 weights: a healthy engine has the same",
         "weights, and the probe answers `cannot tell`.",

@@ -338,6 +338,8 @@ def page() -> Iterator[str]:
     healthy, planted, costs = _rows("grid"), _rows("faults"), _rows("cost")
     different = {n: row for n, row in healthy.items() if "different" in row["verdicts"].values()}
     right = sum(row["first"] == row["planted at"] for row in planted.values())
+    shapes = [row["verdicts"]["gradient"] for name, row in healthy.items() if name.startswith("0.5B shape")]
+    shapes += [row["verdict"] for row in _rows("moves").values()]
     here = measured("gpu")["environment"]
     shape = costs["median over stock's"]
     peaks = sorted({f"{row['peak GiB']:.2f}" for row in costs.values() if row.get("seconds")})
@@ -350,7 +352,8 @@ def page() -> Iterator[str]:
         "",
         f"- `check_step` checked one healthy step of stock TRL in each of {len(healthy)} settings on the GPU's kernels.",
         f"  {len(different)} has a stage that is called different, and truly so: {', '.join(different)}, where rounding",
-        "  loses most of the update. In the shape of Qwen2-0.5B with random weights three steps of short completions had equal",
+        "  loses most of the update. In the shape of Qwen2-0.5B with random weights "
+        f"{shapes.count('cannot tell')} of {len(shapes)} steps had equal",
         "  rewards, so their gradient could not be judged.",
         f"- Of {len(planted)} planted faults (four, in fp32 and bf16) {right} were named at their stage.",
         f"- Seconds of a step ({shape['rows']} completions of {shape['tokens']} tokens, two trainings each):",

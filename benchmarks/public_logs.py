@@ -190,10 +190,10 @@ def page() -> list[str]:
         *table(["", *heads, *(f"{tool}, all {len(new)}" for tool in TOOLS)], counts),
         "",
         f"{known} more logs turned out to be copies of documented runs, which the rules had seen: *known*; no count has them.",
-        f"{notebooks} of the {len(new)} are notebooks, which none of the four other tools reads.",
+        f"{notebooks} of the {len(endings)} that can be read are notebooks; of the other tools runmedic alone reads one.",
         f"Of the {len(endings)} logs `reward-is-ending` is found in {len(fired)} ({', '.join(fired)}) and not found in",
-        f"{endings.count('not found')}. It cannot tell in {len(endings) - len(fired) - endings.count('not found')}, which log",
-        "no truncated share, or fewer than 12 steps of it.",
+        f"{endings.count('not found')}. {endings.count('not read')} were not read; {endings.count('cannot tell')} log no",
+        "truncated share, or fewer than 12 steps of it.",
         "",
         *csv_next_to_page("public_logs.csv"),
     ]  # fmt: skip

@@ -86,11 +86,12 @@ def runs_csv() -> str:
 def page() -> list[str]:
     """Make the part of docs/evidence/false_alarms.md."""
     rows = measured("recorded_rewards")["runs"]
-    right = sum(row["right"].startswith("right") for row in rows)
+    wrong = sum(not row["right"].startswith("right") for row in rows)
+    untold = sum(row["verdict"] == "cannot tell" for row in rows)
     return [
         "### Trainings that others recorded",
         "",
-        f"Of {len(rows)} reports on public trainings, {right} were right when read by hand.",
+        f"Of {len(rows)} reports on public trainings {wrong or 'none'} was wrong when read by hand; {untold} could not tell.",
         "",
         *csv_next_to_page("recorded_rewards.csv"),
         "",

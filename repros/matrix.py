@@ -196,7 +196,7 @@ def step_page(data: dict, defects: dict) -> str:
         f"{same} of {len(settings)} settings agree with their definition on every release that ran them. A cell names the",
         "first stage that differs or is not known, or `same`; n/a: the setting does not run there. Neighbouring releases with",
         "equal results share a column. The last column is what `check_step` says on the newest release with a difference.",
-        f"Releases left out: {', '.join(known) or 'none'}.",
+        f"Releases left out: {', '.join(known) or 'none'}; *not run*: not tried.",
         "",
         *next_to_page("step_releases.csv"),
         "",

@@ -2,8 +2,8 @@
 
 Cause: the filter looks for the tokenizer's EOS and not for `self.stop_token_id` (trl/experimental/ppo/ppo_trainer.py:757 on
 1.12.0, the last release with PPO), though its comment says "Ensure that the sample contains stop_token_id".
-Harm: with a stop id of your own every completion is punished, whether it stopped or ran to the limit. The penalty should
-teach the policy to stop. It teaches nothing, and drowns the reward.
+Harm: with a stop id of your own completions without EOS are punished, stopped or not. The penalty should teach the policy
+to stop. It teaches nothing, and drowns the reward.
 Met by: missing_eos_penalty with stop_token_id (PPO).
 Reported: huggingface/trl#3750, #5338.
 Patch (for 1.12.0): look for the stop id if there is one.
