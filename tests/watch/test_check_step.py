@@ -34,7 +34,6 @@ from step_cases import (
 )
 from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification, AutoTokenizer
 
-from benchmarks.planted_faults import OtherWeights
 from workbench import attach_watch
 from workbench.errors import ParameterError, RunError
 from workbench.experiments.recipes import resolve_model
@@ -242,12 +241,6 @@ def test_what_cannot_be_checked_is_refused(tmp_path):
     with pytest.raises(ParameterError, match="another prompt within a group; give each row 4 times in a row"):
         check_step(trainer, batch=[{"prompt": prompt} for prompt in PROMPTS])
     assert check_step(trainer, batch=rows).first is None
-
-
-def test_autocast_keeps_no_weights_of_the_sampler(tmp_path):
-    torch.manual_seed(0)
-    report = check_step(make(tmp_path, cls=OtherWeights, bf16=True))
-    assert {report[name].verdict for name in ("log-probs", "gradient")} <= {"same", "rounding"}, report
 
 
 class DetachedEntropies(trl.GRPOTrainer):

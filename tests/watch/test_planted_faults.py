@@ -1,10 +1,13 @@
 """Subtle faults of `planted_faults.py` and `sceptic_faults.py` in benchmarks/, each next to its twin without the fault."""
 
 import pytest
+import torch
 from conftest import daily
+from step_cases import make
 
 from benchmarks import planted_faults, sceptic_faults
 from benchmarks.faults import Fault, checked, judged, watched
+from workbench.watch.check_step import check_step
 
 pytestmark = pytest.mark.slow
 
@@ -85,3 +88,9 @@ def test_planted_faults_have_a_sentence_and_a_twin_each():
     assert all(fault.says.endswith(".") for fault in FAULTS.values())
     twins = {fault.twin.__name__ for fault in sceptic_faults.FAULTS.values()}
     assert twins == {"GRPOTrainer", "RLOOTrainer", "DistillationTrainer", "AsyncGRPOTrainer", "WithLora"}
+
+
+def test_autocast_keeps_no_weights_of_the_sampler(tmp_path):
+    torch.manual_seed(0)
+    report = check_step(make(tmp_path, cls=planted_faults.OtherWeights, bf16=True))
+    assert {report[name].verdict for name in ("log-probs", "gradient")} <= {"same", "rounding"}, report
