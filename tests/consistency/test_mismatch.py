@@ -225,3 +225,10 @@ def test_a_verdict_says_how_many_tokens_it_does_not_know():
     assert (
         verdict.startswith("sampler and scorer agree") and "where 26 of 27 tokens have no sampled log-prob" in verdict
     )
+
+
+@pytest.mark.parametrize("name", ["temperature", "scored_temperature"])
+@pytest.mark.parametrize("value", [-1.0, 0.0, float("inf")])
+def test_a_temperature_out_of_range_is_refused(name, value):
+    with pytest.raises(ParameterError, match=f"^{name}={value}: expected a positive number"):
+        mismatch_report(None, [[1]], [[2]], [[-1.0]], **{name: value})

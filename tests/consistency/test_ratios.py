@@ -126,3 +126,9 @@ def test_tokens_with_no_sampled_log_prob_count_as_no_difference():
 def test_log_probs_that_cannot_be_compared_say_why(arguments, options, message):
     with pytest.raises(ParameterError, match=message):
         ratio_report(*arguments, **options)
+
+
+@pytest.mark.parametrize("bounds", [{"clip_max": -1.0}, {"clip_min": math.nan}], ids=str)
+def test_a_bound_that_no_ratio_has_is_refused(bounds):
+    with pytest.raises(ParameterError, match="expected a number of at least 0, or None"):
+        ratio_report([[-1.0]], [[-1.0]], **bounds)

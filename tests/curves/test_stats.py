@@ -355,3 +355,10 @@ def test_answers_that_differ_have_an_interval_with_a_width():
     assert found.low < 0 < 1 < found.high and found.above(0.4)[0] is None
     wider = crossed_interval([[1, 0, 1, 0], [0, 1, 0, 1]])
     assert wider.low < 0.5 < wider.high
+
+
+def test_one_seed_keeps_the_level_and_no_resample_is_refused():
+    rng = np.random.default_rng(0)
+    assert seed_interval([1.0], rng, level=0.9).level == crossed_interval([[1, 0, 1]], level=0.9).level == 0.9
+    with pytest.raises(ParameterError, match="resamples=0: expected at least 1"):
+        seed_interval(range(6), rng, resamples=0)

@@ -2,6 +2,7 @@ import pytest
 from transformers import TrainerCallback
 
 from workbench import StopSpec, exact_match_reward, length_reward
+from workbench.errors import ParameterError
 from workbench.experiments import HeldOut, load_prompts, train
 from workbench.experiments.held_out import FILE
 from workbench.experiments.recipes import Recipe
@@ -111,3 +112,25 @@ def test_an_older_record_counts_if_its_file_has_every_look(tmp_path):
         assert not is_finished(tmp_path, record(**other))
     open_folder(tmp_path, record())  # from here on it says which questions
     assert is_finished(tmp_path, record()) and not is_finished(tmp_path, record(at=(3,)))
+
+
+async def late(completions, **_):
+    return [0.0 for _ in completions]
+
+
+def test_an_async_reward_is_refused_before_the_training():
+    with pytest.raises(ParameterError, match="expected a function that returns its rewards at once"):
+        HeldOut(ROWS, late, [0], StopSpec(), 8)
+
+
+@pytest.mark.slow
+def test_held_out_rewards_get_token_ids_and_state(tmp_path):
+    got = []
+
+    def reward(completions, completion_ids, trainer_state, **_):
+        got.append((len(completion_ids), trainer_state.global_step))
+        return [0.0 for _ in completions]
+
+    held_out = HeldOut(load_prompts("starter").to_list()[:3], reward, [0, 3], StopSpec(), 8)
+    train(SMALL, reward_funcs=length_reward(20), record_dir=tmp_path, callbacks=[held_out])
+    assert got == [(3, 0), (3, 3)]

@@ -272,3 +272,13 @@ def test_adapters_on_the_embedding_are_sampled_from():
 def test_one_text_in_the_place_of_a_list_is_refused():
     with pytest.raises(ParameterError, match="prompts='Hello': expected a list"):
         generate(transformers_sampler(), "Hello")
+
+
+def test_prompts_and_stops_are_taken_as_trainers_take_them():
+    sampler, sampling = transformers_sampler(), Sampling(4, temperature=0)
+    one = generate(sampler, (text for text in ["a"]), stops=["b"], sampling=sampling)
+    assert one == generate(sampler, ["a"], stops=StopSpec.of(["b"]), sampling=sampling)
+    with pytest.raises(ParameterError, match="expected a list of at least one text"):
+        generate(sampler, iter([]), sampling=sampling)
+    with pytest.raises(ParameterError, match=r"max_completion_length=1\.5: expected a whole number"):
+        Sampling(1.5)

@@ -121,3 +121,8 @@ def test_a_folder_needs_no_tokenizer_where_one_is_given(tmp_path):
     GenerationConfig(eos_token_id=tokenizer.eos_token_id).save_pretrained(tmp_path)
     with pytest.raises(ParameterError, match="stop token id 1000000: outside the vocabulary"):
         check_before_compute(str(tmp_path), args, StopSpec(stop_token_ids=(10**6,)), tokenizer)
+
+
+def test_a_text_in_place_of_new_tokens_is_refused(tmp_path):
+    with pytest.raises(ParameterError, match=r"new_tokens='<search>': .* expected \['<search>'\]"):
+        save_policy(None, tokenizer(), tmp_path, new_tokens="<search>")

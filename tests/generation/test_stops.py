@@ -386,3 +386,21 @@ def test_ids_of_a_vocabulary_with_gaps_are_inside_it():
     assert StopRule(StopSpec(stop_token_ids=(7,)), spaced).find_end([1, 7, 2]) == End(2, 7, "stop")
     with pytest.raises(ParameterError, match="stop token id 8: outside the vocabulary"):
         StopRule(StopSpec(stop_token_ids=(8,)), spaced)
+
+
+@pytest.mark.parametrize("as_row", [torch.tensor, np.array])
+def test_rows_of_tensors_and_arrays_end_where_lists_do(as_row):
+    eos, (other, *_) = tokenizer().eos_token_id, ids_of("b")
+    by_id = rule(stop_token_ids=(other,), include_stop_str_in_output=False)
+    for each, ids in ((rule(), [5, eos, 7]), (by_id, [*ids_of("a"), other, 7])):
+        end = each.find_end(ids)
+        assert each.find_end(as_row(ids)) == end and end.finish_reason == "stop"
+        assert each.last_end(as_row(ids[: end.index])) == each.last_end(ids[: end.index]) == end
+        assert each.text(as_row(ids), end) == each.text(ids, end)
+
+
+def test_what_is_no_stop_is_refused_by_its_name():
+    with pytest.raises(ParameterError, match=r"StopSpec stop: \['a'\]: expected strings"):
+        StopSpec(stop=[["a"]])
+    with pytest.raises(ParameterError, match="min_tokens=True: expected an integer"):
+        StopSpec(min_tokens=True)

@@ -308,3 +308,14 @@ def test_replay_loads_no_torch(run):
         [sys.executable, "-c", code, path], capture_output=True, text=True, check=True
     ).stdout.split()
     assert not {"torch", "transformers", "trl"} & set(loaded)
+
+
+def test_settings_that_do_not_fit_the_numbers_are_an_error(run, tmp_path):
+    content = json.loads(gzip.decompress((run / "steps/step-000001.json.gz").read_bytes()))
+    for name, value in (("num_generations", 0), ("epsilon", None), ("beta", 0.1)):
+        settings = content["step"]["settings"] | {name: value}
+        (tmp_path / name).write_bytes(
+            gzip.compress(json.dumps(content | {"step": content["step"] | {"settings": settings}}).encode())
+        )
+        with pytest.raises(RunError, match="its settings and numbers do not fit together"):
+            replay_step(tmp_path / name)

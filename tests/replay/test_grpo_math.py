@@ -10,11 +10,13 @@ import pytest
 import torch
 import trl
 from trl import GRPOConfig
+from trl.trainer.utils import nanstd
 
 from workbench.replay.grpo_math import (
     Loss,
     LossRow,
     LossSettings,
+    group_advantages,
     grpo_loss,
     leave_one_out_advantages,
     loss_mask,
@@ -247,3 +249,27 @@ def test_tokens_behind_an_end_are_trained_if_the_mask_has_them(mask, trained):
     ends = check_ends(SimpleNamespace(rows=[row]), str)
     assert ends.verdict == "different" and ends.cause.startswith("1 rows keep up to 1 tokens behind their end")
     assert ("which the loss then trains" in ends.cause) == trained
+
+
+def test_the_only_judged_completion_of_a_group_counts_in_the_batch():
+    rewards = torch.tensor([[1.0, torch.nan], [torch.nan, 2.0], [0.0, 0.0], [1.0, 1.0]])
+    grouped = rewards.view(-1, 2, 2)  # the lines of TRL's trainer
+    mean = torch.nanmean(grouped, dim=1, keepdim=True)
+    per_func = ((grouped - mean) / (nanstd(grouped, dim=1, keepdim=True) + 1e-4)).view(-1, 2).nansum(dim=1)
+    theirs = (per_func - torch.nanmean(per_func)) / (nanstd(per_func) + 1e-4)
+    assert normalized_advantages(rewards.numpy(), 2) == pytest.approx(theirs.numpy(), abs=1e-6)
+    assert normalized_advantages([[1.0], [None], [0.0], [1.0]], 2).round(2).tolist() == [0, 0, -1, 1]
+
+
+@pytest.mark.parametrize(
+    "ask",
+    [
+        lambda: group_advantages([1.0, 0.0], 2, "gruop"),
+        lambda: sampler_correction(np.log([0.9]), np.log([0.1]), np.ones(1), "token_trunc"),
+        lambda: grpo_loss(made_rows(), LossSettings(importance_sampling_level="seq")),
+    ],
+    ids=["scale", "correction", "level"],
+)
+def test_an_unknown_word_means_no_other_formula(ask):
+    with pytest.raises(ValueError, match=r"expected (one of )?(group|token)"):
+        ask()

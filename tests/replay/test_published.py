@@ -428,3 +428,14 @@ def test_the_page_shows_what_the_functions_give():
         if part.__module__ == published.__name__
     ]
     assert [name for name in public if not name.startswith("_") and name not in named] == []
+
+
+def test_a_token_of_probability_1_is_masked_as_one_next_to_it():
+    assert binary_divergence(np.log([0.1, 1.0]), np.zeros(2), "kl").round(3).tolist() == [2.303, 0.0]
+    near, at = (LossRow(np.log([0.1]), -1.0, np.ones(1), sampled_logps=np.array([x])) for x in (-1e-9, 0.0))
+    assert dppo_loss([at], kind="kl").value == dppo_loss([near], kind="kl").value == 0
+
+
+def test_a_batch_with_too_few_tokens_to_scale_has_no_advantages():
+    assert [row.tolist() for row in reinforce_pp_advantages([1.0, 0.0], [np.zeros(2), np.zeros(1)])] == [[0, 0], [0]]
+    assert reinforce_pp_advantages([1.0], [np.ones(1)], ddof=1)[0].tolist() == [0]

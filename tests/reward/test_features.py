@@ -119,3 +119,20 @@ def test_a_feature_that_raises_names_the_completion():
 
     with pytest.raises(ParameterError, match=r"first word, completion 1 \(''\): IndexError"):
         measured([{"completion": "a"}, {"completion": ""}], [first_word])
+
+
+def test_an_infinite_value_of_a_feature_is_an_error():
+    with pytest.raises(ParameterError, match="it returned -inf; expected a finite number, or None"):
+        measured([{"completion": "", "prompt": "p"}], [feature(lambda completion, **_: float("-inf"))])
+
+
+def test_a_sign_or_a_fourth_digit_makes_another_number():
+    assert not is_right("<answer>1,2345</answer>", "12345") and is_right("<answer>1,234,567</answer>", "1234567")
+    assert [contains_answer(text, "42") for text in ("-42", "it is -42", "5-42", "(x)-42", "42")] == [
+        False,
+        False,
+        True,
+        True,
+        True,
+    ]
+    assert contains_answer("it is -42", "-42")

@@ -264,3 +264,12 @@ def test_what_a_feature_does_not_know_is_paid_the_mean():
     texts, answers = ["it is 4", "it is 5", "so 8", "so 9"], ["4", "4", None, None]
     paid = placebo("answer anywhere")(right)(prompts=["p", "p", "q", "q"], completions=texts, answer=answers)
     assert paid[1] < paid[2] == paid[3] < paid[0]
+
+
+def test_scores_that_differ_by_rounding_have_no_verdict():
+    assert placebo_report([0.3] * 3, [0.1 + 0.2] * 3).verdict == "inconclusive"
+
+
+def test_a_function_that_is_no_feature_is_refused():
+    with pytest.raises(ParameterError, match="or a function under `@feature`"):
+        placebo(len)

@@ -253,3 +253,22 @@ def test_the_command_says_by_its_code_if_something_is_named(capsys, tmp_path):
     write_lines(tmp_path / "flat.jsonl", [row | {"reward": 1} for row in LONGER])
     assert call(capsys, "reward-report", tmp_path / "flat.jsonl")[0] == 0
     assert call(capsys, "reward-report", tmp_path / "gone")[0] == 2
+
+
+def test_equal_completions_with_other_rewards_leave_nothing_to_find():
+    rng = np.random.default_rng(0)
+    rows = [{"step": s, "prompt": "p", "completion": "x", "reward": rng.random()} for s in range(30) for _ in range(4)]
+    report = reward_report(rows)
+    assert (report.groups, report.named) == (30, ())
+    json.dumps(report.as_json(), allow_nan=False)
+
+
+def test_rewards_far_from_0_differ_as_those_near_it():
+    pairs = (("a", 0.0), ("bb", 1.0), ("ccc", 0.0), ("dddd", 1.0))
+    rows = [{"step": s, "prompt": "p", "completion": x, "reward": 1e6 + r} for s in range(30) for x, r in pairs]
+    assert reward_report(rows).groups == 30
+
+
+def test_a_record_of_evaluations_alone_is_refused():
+    with pytest.raises(ParameterError, match="the completions are all of evaluations"):
+        reward_report([{"step": 1, "prompt": "p", "completion": "c", "reward": 1, "of": "evaluation"}])

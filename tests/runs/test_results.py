@@ -130,3 +130,14 @@ def test_a_toy_decides_no_claim(tmp_path):
     assert [each.verdict for each in show_results(results, real)] == ["confirmed", "passed"]
     save_result(toy, results)
     assert [each.verdict for each in results_of(toy.result)] == ["seen on a toy", "passed"]
+
+
+def test_results_of_a_generator_are_kept(tmp_path):
+    run = write_run(tmp_path, params={"model": "smollm2"})
+    save_result(run, (Result(says, True) for says in ("a", "b")))
+    assert [one.says for one in results_of(run.result)] == ["a", "b"]
+
+
+def test_numbers_of_numpy_have_the_digits_that_were_asked():
+    assert Result.of("{}", np.float32(0.123456789), True, digits=".2f").says == "0.12"
+    assert Result.of("{}", np.int64(12), True, digits=".2f").says == "12"

@@ -35,7 +35,7 @@ class NotOffered(Exception):
     """Raise it in an adapter for a case that the function does not claim to handle."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Case:
     """One question: a micro-batch of R rows padded to T tokens for a loss, or N rewards for advantages.
 

@@ -133,7 +133,7 @@ def definition_of(name: str) -> Definition:
     """
     if name not in DEFINITIONS:
         hint = did_you_mean(name, DEFINITIONS)
-        raise ParameterError(f"--as {name}: {hint}expected one of {', '.join(DEFINITIONS)}")
+        raise ParameterError(f"definition {name!r} (--as): {hint}expected one of {', '.join(DEFINITIONS)}")
     return DEFINITIONS[name]
 
 

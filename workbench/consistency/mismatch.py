@@ -131,8 +131,9 @@ def mismatch_report(
     sampled = flat_logprobs("sampled_logprobs", sampled_logprobs)
     if np.isnan(sampled).all():
         raise ParameterError("sampled_logprobs: none of them is a number, so there is nothing to compare")
-    if not temperature > 0:
-        raise ParameterError(f"temperature={temperature}: expected a positive number")
+    for name, given in (("temperature", temperature), ("scored_temperature", scored_temperature)):
+        if given is not None and not 0 < given < float("inf"):
+            raise ParameterError(f"{name}={given}: expected a positive number")
     if not 0 < top_p <= 1:
         raise ParameterError(f"top_p={top_p}: expected a number above 0, at most 1 (1 = off)")
     if batch_size is not None and batch_size < 1:

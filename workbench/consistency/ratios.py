@@ -13,7 +13,7 @@ CLIP_MIN, CLIP_MAX = None, 3.0  # TRL's defaults of vllm_importance_sampling_cli
 QUANTILES = (0, 0.01, 0.05, 0.25, 0.5, 0.75, 0.95, 0.99, 1)
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, eq=False)
 class RatioReport:
     """Importance ratios p_scored / p_sampled before any clipping, and what TRL's modes would make of them.
 
@@ -137,6 +137,9 @@ def ratio_report(
         >>> report.tokens.tolist(), report.sequences.tolist(), report.missing
         ([0.5, 0.0, 0.0], [0.5], 1)
     """
+    for name, bound in (("clip_min", clip_min), ("clip_max", clip_max)):
+        if bound is not None and not bound >= 0:
+            raise ParameterError(f"{name}={bound}: expected a number of at least 0, or None for no bound")
     if clip_min is not None and clip_max is not None and clip_min >= clip_max:
         raise ParameterError(f"clip_min={clip_min}: expected less than clip_max={clip_max}")
     lengths = check_columns(scored_logprobs=scored_logprobs, sampled_logprobs=sampled_logprobs)

@@ -15,7 +15,7 @@ FIFTHS = ("first", "second", "third", "fourth", "last")  # the five equal parts 
 WHOLE = 0.9
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, eq=False)
 class Curve:
     """One metric of one run over its steps.
 

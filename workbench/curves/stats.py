@@ -161,10 +161,12 @@ def seed_interval(
     values = np.asarray(values, float)
     n = len(values)
     check_level(level)
+    if resamples < 1:
+        raise ParameterError(f"resamples={resamples}: expected at least 1")
     if not n or not np.isfinite(values).all():
         raise ParameterError("values: expected a finite value for each seed; leave out or repeat a seed without one")
     if n == 1:
-        return one_seed(statistic(values, axis=0))
+        return one_seed(statistic(values, axis=0), level)
     index = np.indices((n,) * n).reshape(n, -1).T if n <= 5 else rng.integers(n, size=(resamples, n))
     pieces = np.array_split(index, min(len(index), 1 + len(index) * values.size // 2_000_000))  # to spare the memory
     drawn = np.concatenate([statistic(values[piece], axis=1) for piece in pieces])
@@ -202,7 +204,7 @@ def crossed_interval(values: ArrayLike, *, level: float = 0.95) -> Interval:
     mean, by_seed, by_question = float(values.mean()), values.mean(1), values.mean(0)
     about = f"between runs and questions, {seeds} seeds and {questions} questions"
     if seeds == 1:
-        return one_seed(mean)
+        return one_seed(mean, level)
     if np.ptp(values) == 0:
         return Interval(mean, np.nan, np.nan, level, seeds, "", f"{about}, all of them equal")
     rest = values - by_seed[:, None] - by_question + mean
@@ -217,10 +219,12 @@ def crossed_interval(values: ArrayLike, *, level: float = 0.95) -> Interval:
     return Interval(mean, mean - half, mean + half, level, seeds, "t", about, freedom)
 
 
-def one_seed(estimate) -> Interval:
+def one_seed(estimate, level: float = 0.95) -> Interval:
     """Of one seed there is no interval: the estimate without bounds (NaN), and `about` says why."""
     unknown = np.full_like(estimate, np.nan, dtype=float)[()]
-    return Interval(estimate, unknown, unknown, 0.95, 1, "", "1 seed; how far another seed would be from it is unknown")
+    return Interval(
+        estimate, unknown, unknown, level, 1, "", "1 seed; how far another seed would be from it is unknown"
+    )
 
 
 def _interval(estimate, drawn: np.ndarray, n: int, level: float, about: str) -> Interval:

@@ -9,9 +9,10 @@ from typing import Any
 
 from transformers import TrainerCallback
 
+from ..errors import ParameterError
 from ..generation.stops import StopSpec
 from ..runs.files import json_lines, jsonable, write_text
-from ..training.rewards import describe_reward
+from ..training.rewards import describe_reward, is_async
 from .sampling import Sampling, TransformersSampler, generate
 
 FILE = "held_out.jsonl"
@@ -34,11 +35,14 @@ class HeldOut(TrainerCallback):
 
     Args:
         rows: questions, with `prompt` and the columns that the reward reads. If empty, there is no look.
-        reward: a reward function in TRL's convention.
+        reward: a reward function in TRL's convention, but no async one.
         looks: steps after which to look; 0 is before training.
         stops: when completions end.
         limit: most tokens of a completion.
         temperature: 0 answers greedily, without sampling noise; above it each look draws with one and the same seed.
+
+    Raises:
+        ParameterError: an async reward function.
     """
 
     def __init__(
@@ -50,6 +54,10 @@ class HeldOut(TrainerCallback):
         limit: int,
         temperature: float = 0.0,
     ):
+        if is_async(reward):
+            raise ParameterError(
+                f"reward={reward!r}: expected a function that returns its rewards at once, not an async one"
+            )
         self.rows, self.reward, self.looks, self.stops = list(rows), reward, set(looks), stops
         self.sampling = Sampling(limit, temperature=temperature, seed=0)
 
@@ -84,6 +92,7 @@ class HeldOut(TrainerCallback):
         model.train(training)
         completions = [one.completion for one in made]
         columns = {name: [row[name] for row in self.rows] for name in self.rows[0] if name != "prompt"}
+        columns |= {"completion_ids": [list(one.completion_ids) for one in made], "trainer_state": state}
         rewards = self.reward(prompts=prompts, completions=completions, **columns)
         lines = [
             {"step": step, "completion": one.completion, "finish_reason": one.finish_reason, "reward": reward}

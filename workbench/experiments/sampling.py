@@ -2,6 +2,7 @@
 
 import dataclasses
 from collections.abc import Mapping, Sequence
+from numbers import Integral
 from typing import Any
 from unittest import mock
 
@@ -41,8 +42,8 @@ class Sampling:
 
     def __post_init__(self):
         for name in ("max_completion_length", "num_generations"):
-            if getattr(self, name) < 1:
-                raise ParameterError(f"{name}={getattr(self, name)}: expected at least 1")
+            if not isinstance(getattr(self, name), Integral) or getattr(self, name) < 1:
+                raise ParameterError(f"{name}={getattr(self, name)}: expected a whole number of at least 1")
         if not 0 <= self.temperature < float("inf") or not 0 < self.top_p <= 1 or self.top_k < 0:
             raise ParameterError(
                 f"temperature={self.temperature}, top_p={self.top_p}, top_k={self.top_k}: expected temperature >= 0, "
@@ -234,11 +235,12 @@ def generate(
         ParameterError: no prompts, a prompt without tokens, or stops that do not fit the tokenizer or the length limit.
     """
     sampling = sampling or Sampling()
-    if not prompts or isinstance(prompts, str):
+    prompts = prompts if isinstance(prompts, str) else list(prompts)
+    if not len(prompts) or isinstance(prompts, str):
         raise ParameterError(f"prompts={prompts!r}: expected a list of at least one text or list of messages")
     tokenizer = sampler.tokenizer
     rule = StopRule(
-        stops or StopSpec(), tokenizer, getattr(sampler, "generation_config", None), sampling.max_completion_length
+        StopSpec.of(stops), tokenizer, getattr(sampler, "generation_config", None), sampling.max_completion_length
     )
     prompts = [p for p in prompts for _ in range(sampling.num_generations)]
     texts = [prompt_text(tokenizer, p) for p in prompts]

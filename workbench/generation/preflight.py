@@ -94,6 +94,10 @@ def save_policy(model: Any, tokenizer: Any, folder: Path, new_tokens: Iterable[s
     Returns:
         The folder; pass it as the model path.
     """
+    if isinstance(new_tokens, str):
+        raise ParameterError(
+            f"new_tokens={new_tokens!r}: a text, whose letters would be added; expected [{new_tokens!r}]"
+        )
     if new := list(new_tokens):
         tokenizer.add_tokens(new)
     size = max(tokenizer.get_vocab().values()) + 1  # ids may have gaps

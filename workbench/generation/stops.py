@@ -67,13 +67,13 @@ class StopSpec:
         ):
             value = _listed(f"StopSpec {name}", getattr(self, name))
             object.__setattr__(self, name, value)
-            if len(set(value)) < len(value):
-                raise ParameterError(f"StopSpec {name}={value!r}: a stop is given twice; give each once")
             for one in value:
                 if type(one) is not kind or one == "" or (isinstance(one, int) and one < 0):
                     hint = f"; {other}" if type(one) in {str, int} - {kind} else ""
                     raise ParameterError(f"StopSpec {name}: {one!r}: expected {expected}{hint}")
-        if not isinstance(self.min_tokens, Integral) or self.min_tokens < 0:
+            if len(set(value)) < len(value):
+                raise ParameterError(f"StopSpec {name}={value!r}: a stop is given twice; give each once")
+        if not isinstance(self.min_tokens, Integral) or self.min_tokens is True or self.min_tokens < 0:
             raise ParameterError(f"StopSpec min_tokens={self.min_tokens!r}: expected an integer of at least 0")
         object.__setattr__(self, "min_tokens", int(self.min_tokens))  # transformers and JSON take no other integer
 
@@ -224,6 +224,7 @@ class StopRule:
             >>> rule.find_end([1, 3])
             End(index=2, stop=None, finish_reason='length')
         """
+        ids = list(map(int, ids))  # tensors equal no stop in a set
         for n in range(self.spec.min_tokens + 1, len(ids) + 1):
             if (stop := self._stop_completed_at(ids, n)) is not None:
                 return End(n, stop, "stop")
@@ -263,7 +264,8 @@ class StopRule:
             tokens: of the row, where `ids` are only its last.
         """
         enough = (len(ids) if tokens is None else tokens) > self.spec.min_tokens
-        stop = self._stop_completed_at(ids, len(ids)) if enough else None
+        last = list(map(int, ids[-self._tail :]))
+        stop = self._stop_completed_at(last, len(last)) if enough else None
         return End(len(ids), stop, "length" if stop is None else "stop")
 
     def text(self, ids: Sequence[int], end: End) -> str:
@@ -271,7 +273,7 @@ class StopRule:
 
         EOS and other special tokens are left out, as in TRL, except those that are stops themselves.
         """
-        kept = list(ids[: end.index])
+        kept = list(map(int, ids[: end.index]))
         if isinstance(end.stop, int) and (end.stop in self.eos_ids or not self.spec.include_stop_str_in_output):
             kept = kept[: -1 - kept[::-1].index(end.stop)]  # behind it a rollout function may have left pads
         shown = [i for i in kept if i not in self._hidden]

@@ -68,6 +68,10 @@ def load_completions(source: Any, answers: Any = None) -> tuple[Any, list[str]]:
     table = _named(raw)
     if "of" in table:  # the workbench records evaluations in the same file
         table = table[table["of"].isin(["training", "train"])].reset_index(drop=True)
+        if not len(table):
+            raise ParameterError(
+                "the completions are all of evaluations; expected some of the training (`of` is training)"
+            )
     for name in ("prompt", "completion"):
         table[name] = table[name].map(message_text)
     if "step" not in table:

@@ -223,9 +223,15 @@ def replay_step(path: str | os.PathLike) -> StepReport:
         `correction`, `loss` and `metrics`.
 
     Raises:
-        RunError: the file does not exist, or holds no recorded step.
+        RunError: the file does not exist, holds no recorded step, or one whose settings and numbers do not fit together.
     """
-    return replay_dump(path) if is_dump(Path(path)) else replay(load_step(path))
+    if is_dump(Path(path)):
+        return replay_dump(path)
+    saved = load_step(path)
+    try:
+        return replay(saved)
+    except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
+        raise RunError(f"{path}: its settings and numbers do not fit together ({error!r})") from error
 
 
 def replay(saved: SavedStep) -> StepReport:

@@ -18,6 +18,7 @@ import numpy as np
 
 Row = np.ndarray  # (T,)
 SMALL = 1e-4  # what TRL adds to a standard deviation
+CORRECTIONS = ("token_truncate", "token_mask", "sequence_truncate", "sequence_mask")
 LOSS_TYPES = ("grpo", "dapo", "bnpo", "dr_grpo", "luspo", "sapo", "cispo", "vespo", "gmpo")
 
 
@@ -55,6 +56,9 @@ def group_advantages(rewards: Sequence[float] | Row, num_generations: int, scale
     Returns:
         (N,). 0 in groups of equal rewards.
 
+    Raises:
+        ValueError: another `scale_rewards`.
+
     Example:
         >>> group_advantages([1.0, 0.0, 2.0, 2.0], 2, "none")
         array([ 0.5, -0.5,  0. ,  0. ])
@@ -66,6 +70,8 @@ def group_advantages(rewards: Sequence[float] | Row, num_generations: int, scale
         centred = centred / (nan_std(groups, 1) + SMALL)
     elif scale_rewards == "batch":
         centred = centred / (nan_std(given[None], 1) + SMALL)
+    elif scale_rewards != "none":
+        raise ValueError(f"scale_rewards={scale_rewards!r}: expected group, batch or none")
     return np.nan_to_num(centred.ravel(), nan=0.0)
 
 
@@ -90,7 +96,8 @@ def normalized_advantages(
     table = np.asarray(rewards, dtype=float)
     groups = table.reshape(-1, num_generations, table.shape[1])
     scaled = (groups - nan_mean(groups, 1)) / (nan_std(groups, 1) + SMALL)
-    total = row_rewards(scaled.reshape(table.shape), weights)
+    # As in TRL, the only completion that a function judges in its group gets 0 from it, and counts in the batch.
+    total = row_rewards(np.where(np.isnan(scaled), 0.0, scaled).reshape(table.shape), weights)
     total[np.isnan(table).all(axis=1)] = np.nan
     return np.nan_to_num((total - nan_mean(total[None], 1)[0]) / (nan_std(total[None], 1)[0] + SMALL), nan=0.0)
 
@@ -158,6 +165,9 @@ def sampler_correction(
     Returns:
         (T,), one weight a token, or (1,) for a sequence.
 
+    Raises:
+        ValueError: another mode.
+
     Example:
         >>> old, sampled = np.log([0.9, 0.5]), np.log([0.3, 0.5])
         >>> sampler_correction(old, sampled, np.ones(2), "token_truncate", clip_max=2.0)
@@ -165,6 +175,8 @@ def sampler_correction(
         >>> sampler_correction(old, sampled, np.ones(2), "sequence_mask", clip_max=2.0)
         array([0.])
     """
+    if mode not in CORRECTIONS:
+        raise ValueError(f"mode={mode!r}: expected one of {', '.join(CORRECTIONS)}")
     difference = np.nan_to_num((old - sampled) * mask, nan=0.0)
     ratio = np.exp(difference.sum(keepdims=True) if mode.startswith("sequence") else difference)
     low, high = -np.inf if clip_min is None else clip_min, np.inf if clip_max is None else clip_max
@@ -483,6 +495,8 @@ def _log_ratio(difference: Row, mask: Row, level: str):
     """The log-ratio of each token, or their mean; and how slopes by it reach the tokens' log-probs."""
     if level == "token":
         return difference, lambda slopes: slopes
+    if level != "sequence":
+        raise ValueError(f"importance_sampling_level={level!r}: expected token or sequence")
     share = mask / max(float(mask.sum()), 1.0)
     return (difference * share).sum(keepdims=True), lambda slopes: slopes.sum() * share
 

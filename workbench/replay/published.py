@@ -230,7 +230,9 @@ def binary_divergence(logps: Row, behaviour_logps: Row, kind: str = "tv") -> Row
         return np.abs(p - q)
     if kind != "kl":
         raise ValueError(f"kind {kind!r}: expected tv or kl")
-    return q * (behaviour_logps - logps) + (1 - q) * (np.log1p(-q) - np.log1p(-p))
+    with np.errstate(divide="ignore", invalid="ignore"):  # 0 * log 0 is 0
+        token, others = q * (behaviour_logps - logps), (1 - q) * (np.log1p(-q) - np.log1p(-p))
+    return np.where(q > 0, token, 0.0) + np.where(q < 1, others, 0.0)
 
 
 def dppo_loss(
@@ -376,6 +378,8 @@ def reinforce_pp_advantages(
     penalties = [np.zeros_like(mask) for mask in masks] if kls is None else kls
     returns = [penalized_returns(*of_row, beta) for of_row in zip(scores, penalties, masks, strict=True)]
     counted = np.concatenate([row[mask > 0] for row, mask in zip(returns, masks, strict=True)])
+    if len(counted) <= ddof:
+        return [np.zeros(len(mask)) for mask in masks]
     deviation = max(float(counted.std(ddof=ddof)), 1e-4)  # OpenRLHF's floor: a variance of 1e-8
     return [(row - counted.mean()) / deviation * mask for row, mask in zip(returns, masks, strict=True)]
 

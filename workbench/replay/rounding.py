@@ -118,7 +118,8 @@ def normalized_rounding(rewards: Any, weights: Sequence[float] | None, size: int
     scaled = np.moveaxis(centred / (std + SMALL), -1, 1).reshape(table.shape)
     off = np.nan_to_num(np.moveaxis(error, -1, 1).reshape(table.shape))
     factors = np.ones(table.shape[1]) if weights is None else np.asarray(weights, dtype=float)
-    rows = row_rewards(scaled, weights)
+    scaled = np.where(np.isnan(scaled), 0.0, scaled)  # as `normalized_advantages`
+    rows = np.where(np.isnan(table).all(axis=1), np.nan, row_rewards(scaled, weights))
     return _over_batch(rows, off @ np.abs(factors) + row_rounding(scaled, weights))
 
 

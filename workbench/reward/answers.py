@@ -5,6 +5,7 @@ from typing import Any
 
 _TAG = re.compile(r"<answer>(.*?)</answer>", re.DOTALL | re.IGNORECASE)
 _BOX = re.compile(r"\\(?:boxed|fbox)\s*\{")
+_NO_SIGN = r"(?<!^-)(?<![^\w)]-)"  # behind a word or bracket a hyphen is none
 _NUMBER = re.compile(r"-?\d[\d,]*(?:\.\d+)?(?:/\d+)?")
 _LATEX = re.compile(r"\\(?:text|mathrm|mathbf|textbf)\{([^{}]*)\}")
 
@@ -61,7 +62,7 @@ def undressed(answer: str) -> str:
     """
     text = _LATEX.sub(r"\1", answer).replace("\\!", "").replace("\\,", "").replace("\\$", "")
     text = " ".join(text.replace("$", " ").replace("**", " ").split()).strip().rstrip(".").strip()
-    text = re.sub(r"(?<=\d),(?=\d{3})", "", text)
+    text = re.sub(r"(?<=\d),(?=\d{3}(?!\d))", "", text)
     if re.fullmatch(r"-?\d+\.0+", text):
         return text.partition(".")[0]
     return text
@@ -160,8 +161,8 @@ def contains_answer(text: str, answer: Any) -> bool:
     """Return True where a right answer stands anywhere in a completion as a word or number of its own.
 
     Example:
-        >>> contains_answer("42 or 43", "42"), contains_answer("142", "42")
-        (True, False)
+        >>> [contains_answer(text, "42") for text in ("42 or 43", "50-8=42", "142", "-42")]
+        [True, True, False, False]
     """
     whole = plain(text)
-    return any(re.search(rf"(?<![\w.])-?{re.escape(each)}(?!\w|\.\d)", whole) for each in wanted(answer))
+    return any(re.search(rf"{_NO_SIGN}(?<![\w.]){re.escape(each)}(?!\w|\.\d)", whole) for each in wanted(answer))

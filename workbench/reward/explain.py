@@ -70,7 +70,7 @@ def live_rows(rewards: np.ndarray, groups: np.ndarray) -> np.ndarray:
     """The rows of groups whose rewards differ, (N,) of bool."""
     squares = np.bincount(groups, centred(rewards, groups) ** 2)
     scale = np.bincount(groups, rewards**2)
-    return (squares > _SMALL * np.maximum(scale, 1))[groups]
+    return (squares > np.maximum(_SMALL, 1e-14 * scale))[groups]  # beyond what rounding in fp32 makes
 
 
 def explain(
@@ -103,9 +103,9 @@ def explain(
         ([1.0, 0.0], [0.001, 1.0], 10)
     """
     live = live_rows(rewards, groups)
-    if not live.any():
+    if not live.any() or not features.shape[1]:
         zero = np.zeros(features.shape[1])
-        return Explained(zero, np.ones(len(zero)), zero, np.ones(len(zero)), 0.0, 0)
+        return Explained(zero, np.ones(len(zero)), zero, np.ones(len(zero)), 0.0, len(np.unique(groups[live])))
     groups = np.unique(groups[live], return_inverse=True)[1]
     order = np.argsort(groups, kind="stable")
     groups = groups[order]

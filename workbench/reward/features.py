@@ -254,6 +254,8 @@ def measured(rows: Sequence[Mapping[str, Any]], features: Sequence[Feature]) -> 
         for number, row in enumerate(rows):
             try:
                 values[number, place] = each(**row)
+                if np.isinf(values[number, place]):
+                    raise ValueError(f"it returned {values[number, place]}; expected a finite number, or None")
             except Exception as error:
                 text = repr(row["completion"])[:60]
                 raise ParameterError(

@@ -132,6 +132,10 @@ def placebo(kind: str | Feature, *, sign: int = 1, seed: int = 0) -> Callable[[A
     pays: Feature | None = None
     if isinstance(kind, Feature):
         pays = kind
+    elif not isinstance(kind, str):
+        raise ParameterError(
+            f"placebo of kind {kind!r}: expected random, shuffled, a feature's name, or a function under `@feature`"
+        )
     elif kind not in (RANDOM, SHUFFLED):
         pays = named(kind, [format])
     word = pays.name if pays is not None else str(kind)
@@ -183,7 +187,8 @@ class PlaceboReport:
     Attributes:
         beyond: score with the reward less score with the placebo at the same seed, with its interval.
         placebo: score with the placebo less that of the untrained model; None where that is not known.
-        seeds: that would show a difference as large as this one in 80% of experiments; None where there is no interval.
+        seeds: that would show a difference as large as this one in 80% of experiments; None where there is no interval, or the
+            difference is below a tenth of the spread.
     """
 
     beyond: Interval
@@ -193,9 +198,8 @@ class PlaceboReport:
     @property
     def verdict(self) -> str:
         """`beyond its placebo`, `below its placebo` or `inconclusive`."""
-        if not self.beyond.method or self.beyond.low <= 0 <= self.beyond.high:
-            return "inconclusive"
-        return "beyond its placebo" if self.beyond.low > 0 else "below its placebo"
+        above, _ = self.beyond.above(0.0)  # scores that are equal may differ by rounding
+        return "inconclusive" if above is None else "beyond its placebo" if above else "below its placebo"
 
     def __str__(self) -> str:
         if not self.beyond.method:

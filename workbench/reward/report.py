@@ -10,6 +10,7 @@ import numpy as np
 from ..curves.stats import Interval, change_interval
 from ..errors import ParameterError
 from ..logs.rollouts import load_completions
+from ..runs.files import jsonable
 from ..runs.secrets import hide_tokens
 from ..runs.text import one_line, printable
 from .explain import centred, change_of_share, correlation, explain, live_rows, numbered
@@ -38,10 +39,10 @@ class Paid:
         p: how often chance explains as much with the best of all features; of `beyond` where that is known.
         through_answers: share of its relation to the reward that right answers explain, 0..1; None as above.
         quarters: correlation with the reward within groups in each quarter of the run, -1..1; NaN where it has no step.
-        change: of that correlation from the first to the last half of the run.
-        change_p: how often chance gives as large a change.
+        change: of that correlation from the first to the last half of the run; asked of a named feature alone, else 0.
+        change_p: how often chance gives as large a change; 1 as above.
         mean: of the feature in the first and in the last quarter.
-        drift: how much the feature's mean changed over the run, with its interval; None below 8 steps.
+        drift: how much the feature's mean changed over the run, with its interval; None below 8 steps and as above.
     """
 
     name: str
@@ -226,7 +227,7 @@ class RewardReport:
             "total": self.total,
             "target": self.target,
         }
-        return about | {"completions": self.completions, "answers": self.answers, "features": features}
+        return jsonable(about | {"completions": self.completions, "answers": self.answers, "features": features})
 
     def __str__(self) -> str:
         parts = [self.headline, self._basis()]

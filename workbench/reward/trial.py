@@ -16,7 +16,7 @@ import numpy as np
 
 from ..errors import ParameterError
 from ..logs.rollouts import COLUMNS
-from ..runs.files import json_lines
+from ..runs.files import json_lines, jsonable
 from ..runs.secrets import hide_tokens
 from ..runs.text import one_line, printable
 from .answers import contains_answer, plain, stated, undressed, wanted
@@ -234,7 +234,8 @@ class TrialReport:
             "seconds": self.seconds,
         }
         rows = self.table().to_dict("records")
-        return about | {"findings": [dataclasses.asdict(finding) for finding in self.findings], "cases": rows}
+        findings = [dataclasses.asdict(finding) for finding in self.findings]
+        return jsonable(about | {"findings": findings, "cases": rows})
 
     def __str__(self) -> str:
         parts = [self.headline]

@@ -7,6 +7,7 @@ import json
 import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
+from numbers import Integral, Real
 from pathlib import Path
 
 from ..errors import ParameterError
@@ -187,7 +188,7 @@ class Result:
 def _brief(number: object, digits: str) -> str:
     if hasattr(number, "in_brief"):
         return number.in_brief(digits)
-    return f"{number:{digits}}" if isinstance(number, float) else str(number)
+    return f"{number:{digits}}" if isinstance(number, Real) and not isinstance(number, Integral) else str(number)
 
 
 class ResultTable(Sequence[Result]):
@@ -264,6 +265,7 @@ def save_result(run: Run, results: Sequence[Result], numbers: Mapping[str, float
     Raises:
         ParameterError: no results, or an element that is no `Result`.
     """
+    results = list(results)
     for result in results:
         if not isinstance(result, Result):
             raise ParameterError(f"save_result: {result!r}: expected a Result")
