@@ -251,7 +251,7 @@ def test_tokens_behind_an_end_are_trained_if_the_mask_has_them(mask, trained):
     assert ("which the loss then trains" in ends.cause) == trained
 
 
-def test_the_only_judged_completion_of_a_group_counts_in_the_batch():
+def test_the_only_judged_row_of_a_group_counts_in_the_batch():
     rewards = torch.tensor([[1.0, torch.nan], [torch.nan, 2.0], [0.0, 0.0], [1.0, 1.0]])
     grouped = rewards.view(-1, 2, 2)  # the lines of TRL's trainer
     mean = torch.nanmean(grouped, dim=1, keepdim=True)

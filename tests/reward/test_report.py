@@ -255,7 +255,7 @@ def test_the_command_says_by_its_code_if_something_is_named(capsys, tmp_path):
     assert call(capsys, "reward-report", tmp_path / "gone")[0] == 2
 
 
-def test_equal_completions_with_other_rewards_leave_nothing_to_find():
+def test_equal_completions_with_other_rewards_show_nothing():
     rng = np.random.default_rng(0)
     rows = [{"step": s, "prompt": "p", "completion": "x", "reward": rng.random()} for s in range(30) for _ in range(4)]
     report = reward_report(rows)
