@@ -122,6 +122,8 @@ def test_a_setting_can_be_stated_and_an_unknown_one_is_refused(capsys, tmp_path)
     for wrong in ("temperature=1", "num_generations=x", "mask_truncated_completions", "max_completion_length=0"):
         code, _, err = audit(capsys, folder, "--set", wrong)
         assert (code, f"set={wrong!r}" in err) == (2, True)
+    code, _, err = audit(capsys, folder, "--set", "scale_rewards=bacth")
+    assert code == 2 and "did you mean 'batch'? expected one of group, batch, none" in " ".join(err.split())
 
 
 def test_several_runs_are_a_table_first_and_repeats_stand_once(capsys, tmp_path):

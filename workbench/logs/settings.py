@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from ..errors import ParameterError, RunError
+from ..errors import ParameterError, RunError, did_you_mean
 from ..runs.files import checkpoints, parse_yaml, read_json, read_text
 
 # Parameters of TRL that the rules use; `of_words` reads whole numbers, true or false, and words.
@@ -16,6 +16,10 @@ PARAMETERS: dict[str, type] = {
     "mask_truncated_completions": bool,
     "scale_rewards": str,
     "multi_objective_aggregation": str,
+}
+_WORDS = {
+    "scale_rewards": ("group", "batch", "none"),
+    "multi_objective_aggregation": ("sum_then_normalize", "normalize_then_sum"),
 }
 _TYPES = {"model_type": str, "min_tokens": int, "request_seed": int, "plain_prompts": bool, **PARAMETERS}
 _CONFIGS = ("GRPOConfig", "RLOOConfig")
@@ -207,6 +211,9 @@ def of_words(words: Sequence[str]) -> dict[str, Any]:
         if type(given[name]) is not kind or not value or (given[name] == 0 and kind is int):
             expected = {int: "a number, at least 1", bool: "true or false", str: "a word"}[kind]
             raise ParameterError(f"set={word!r}: expected {expected} for {name}")
+        if given[name] not in _WORDS.get(name, (given[name],)):
+            hint = did_you_mean(value, _WORDS[name])
+            raise ParameterError(f"set={word!r}: {hint}expected one of {', '.join(_WORDS[name])}")
     return given
 
 
