@@ -251,7 +251,7 @@ def _published() -> dict[str, list[Beginning]]:
 
 @rule(needs=COMPLETIONS)
 def duplicate_prompts(log: Log) -> Finding:
-    """Whether a batch holds a prompt in more than one group: a note, since every release of TRL handles this correctly.
+    """Whether a batch holds a prompt in more than one group. Every release of TRL handles this correctly, so it is a note.
 
     How: prompts of the completions of a step.
     Wrong where: the data repeat prompts on purpose.
