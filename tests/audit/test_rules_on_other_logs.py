@@ -47,6 +47,13 @@ def test_a_learning_rate_printed_as_0_000_may_be_any_small_one():
         assert (zero_gradient(stuck).cause == "learning-rate") == (norms > 0)  # it moves, and nothing comes of it
 
 
+def test_zeros_of_a_run_that_learns_are_no_problem():
+    learns = log(reward=rising, grad_norm=0.31234, learning_rate=0.0)
+    assert problems(learns) == [] and no_learning(learns).verdict == "not found"
+    found = zero_gradient(log(reward=rising, grad_norm=0.0, clip_region=0.01234))
+    assert (found.severity, "the reward rises all the same" in found.says) == ("warning", True)
+
+
 def test_a_learning_rate_of_0_beside_numbers_in_full_is_0():
     assert no_learning(log(reward=flat, grad_norm=rising, learning_rate=0.0)).cause == "learning-rate"
 
@@ -343,6 +350,26 @@ def test_advice_names_the_parameters_of_the_logs_own_framework():
 
     assert "raise max_completion_length" in advised("GRPOTrainer")
     assert "raise data.max_response_length" in advised("verl")
+
+
+OF_TRL = re.compile(r"TRL|PPOConfig|loss_type|disable_dropout|mismatch_report|top_k=0|'dr_grpo'|'dapo'")
+
+
+@pytest.mark.parametrize(
+    ("name", "metrics"),
+    [
+        ("never-stops", {"mean_length": 512.0, "max_length": 512.0, "clipped_ratio": 1.0, "reward": flat}),
+        ("length-runaway", {"mean_length": lambda share: 10 + 90 * share, "reward": flat}),
+        ("kl-runaway", {"kl": lambda share: -2 - 3 * share, "reward": rising}),
+        ("mismatch", {"probability_difference": 0.2, "reward": rising}),
+    ],
+)
+def test_advice_for_verl_has_no_parameter_of_trl(name, metrics):
+    facts = {"max_completion_length": 512}
+    of_verl, of_trl = (log(facts=facts | {"trainer": trainer}, **metrics) for trainer in ("verl", "GRPOTrainer"))
+    advice = [{f.rule: f for f in check(made)}[name] for made in (of_verl, of_trl)]
+    assert all(f.verdict == FOUND for f in advice)
+    assert OF_TRL.search(advice[1].advice) and not OF_TRL.search(advice[0].advice), advice[0].advice
 
 
 @pytest.mark.parametrize("count, expected", [(3, "not found"), (20, "not-finite")])

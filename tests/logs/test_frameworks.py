@@ -114,7 +114,38 @@ CONSOLES = {
             "  • Mean Generation Length: 201.5\n\n⏱️  Timing:\n  • Total step time: 35.70s\n"
             for n in (1, 2)
         ),
-        {"reward": [0.1, 0.2], "mean_length": [201.5] * 2, "mismatch_kl": [0.001] * 2},
+        {"step": [1, 2], "reward": [0.1, 0.2], "mean_length": [201.5] * 2, "mismatch_kl": [0.001] * 2},
+    ),
+    "a decimal comma": (
+        "".join(f"Step {n} | loss: 0,01{n} | reward: 1,20{n} | tokens: 1,024 | kl: 0,001\n" for n in (1, 2)),
+        {"step": [1, 2], "loss": [0.011, 0.012], "reward": [1.201, 1.202], "kl": [0.001] * 2},
+    ),
+    "thousands, and a list that begins with 0": (
+        "".join(f"Step {n} | gpus: 0,1 | loss: 0.1 | reward: 1,20{n}\n" for n in (1, 2)),
+        {"step": [1, 2], "loss": [0.1] * 2, "reward": [1201, 1202]},
+    ),
+    "words that begin as infinity and nan do": (
+        "".join(f"10:12:01,101 - reward - INFO - Step {n} - loss: 0.1 - mean_reward: 0.{n} - host: nano7\n" for n in (1, 2)),
+        {"step": [1, 2], "loss": [0.1] * 2, "reward": [0.1, 0.2]},
+    ),
+    "epochs that stand above their steps": (
+        "".join(
+            f"=== Epoch {epoch}/2 ===\n" + "".join(f"Step {n}/2 | loss: 0.1 | reward: 0.{epoch}{n}\n" for n in (1, 2))
+            for epoch in (1, 2)
+        ),
+        {"step": [1, 2, 3, 4], "epoch": [1, 1, 2, 2], "reward": [0.11, 0.12, 0.21, 0.22]},
+    ),
+    "colons and single blanks": (
+        "".join(f"Step {n} loss: 0.1 reward: 0.{n} kl: 0.001\n" for n in (1, 2)),
+        {"step": [1, 2], "loss": [0.1] * 2, "kl": [0.001] * 2},
+    ),
+    "a train_step": (
+        "".join(f"train_step: {n} | loss: 0.1 | reward: 0.{n}\n" for n in (1, 2)),
+        {"step": [1, 2], "loss": [0.1] * 2, "reward": [0.1, 0.2]},
+    ),
+    "dicts in colours": (
+        "".join(f"{{\x1b[32m'loss'\x1b[0m: 0.1, 'reward': \x1b[36m0.{n}\x1b[0m, 'epoch': 0.{n}}}\n" for n in (1, 2)),
+        {"loss": [0.1] * 2, "reward": [0.1, 0.2]},
     ),
     "AReaL": (
         "".join(
@@ -201,6 +232,13 @@ NO_LOGS = {
 def test_what_is_no_log_is_refused(tmp_path, text):
     with pytest.raises(RunError, match="no line like"):
         read(saved(tmp_path / "a.txt", text))
+
+
+def test_a_loss_that_is_none_is_no_number(tmp_path):
+    lines = [f"Step {n} | loss: {0.1 if n < 9 else None} | reward: 0.{n} | kl: None\n" for n in range(1, 21)]
+    log = read(saved(tmp_path / "train.log", "".join(lines)))
+    assert len(log.steps) == 20 and log.steps["loss"].isna().sum() == 12 and len(log.raw("loss")) == 20
+    assert log.raw("kl") is None  # which is not computed where beta is 0
 
 
 def lines_of_json(rows):

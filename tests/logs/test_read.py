@@ -1,5 +1,6 @@
 import io
 import json
+import math
 import pickle
 
 import pandas as pd
@@ -70,6 +71,9 @@ def test_a_pasted_console_log_is_read_among_other_lines_and_bars(tmp_path):
         ("table.TSV", "step\treward\n1\t0.5\n2\t1\n", [0.5, 1]),
         ("nested.jsonl", '{"step": 1, "train": {"reward": 0.5}}\n{"step": 2, "train": {"reward": 1}, "eval": {}}\n', [0.5, 1]),
         ("decimal_comma.csv", "step;reward;kl\r\n1;0,5;0,025\r\n2;1;0,1\r\n", [0.5, 1]),
+        ("semicolons.csv", "step;reward;kl\r\n1;1,204;1,025\r\n2;1,5;3,125\r\n", [1.204, 1.5]),
+        ("three_decimals.csv", "step;reward;kl\r\n1;1,204;1,025\r\n2;1,500;3,125\r\n", [1.204, 1.5]),
+        ("thousands.csv", "step;reward;kl\r\n1;1,204;1.025\r\n2;1,500;3.125\r\n", [1204, 1500]),
         ("thousands.csv", 'step,reward\n1,"1,024.5"\n2,999\n', [1024.5, 999]),
         ("percent.csv", "step,reward\n1,12.5%\n2,7 %\n", [0.125, 0.07]),
         ("epochs.csv", "epoch,step,reward\n0,0,0.1\n0,1,0.2\n1,0,0.3\n1,1,0.4\n", [0.1, 0.2, 0.3, 0.4]),
@@ -210,8 +214,43 @@ def test_lines_of_evaluations_and_samples_are_no_runs(tmp_path, name):
     log = one(tmp_path)
     assert (log.steps["step"].tolist(), log.order) == (list(range(1, 11)), tuple(range(1, 11)))
     assert set(log.steps["reward"]) == {LINE["reward"]} and ": type" not in log.name
-    others = "type eval, type sample_rollout, type config"
-    assert log.notes == (f"lines with {others} are left out: they are no steps of a training",)
+    left_out = "left out: they are no steps of a training"
+    assert log.notes == (f"4 lines of evaluations or samples are {left_out}", f"lines with type config are {left_out}")
+
+
+def test_an_evaluation_at_a_step_of_its_own_is_none(tmp_path):
+    rows = [{"step": n, "split": "train", **LINE} for n in range(1, 21) if n % 5]
+    rows += [{"step": n, "split": "eval", "reward": 0.95} for n in range(0, 21, 5)]
+    write_lines(tmp_path / "log.jsonl", sorted(rows, key=lambda row: row["step"]))
+    log = one(tmp_path)
+    assert set(log.steps["reward"]) == {LINE["reward"]} and len(log.steps) == 16
+    assert log_damage(log).verdict == "not found"  # no step is missing where an evaluation stands
+
+
+def asynchronous(lost):
+    """Lines of rollouts, and of a training that is four steps behind and lost from a step on."""
+    for n in range(64):
+        if n < 60:
+            yield {"step": n, "kind": "rollout", "reward": 0.2 + n / 100}
+        if n >= 4:
+            number = math.nan if n - 4 >= lost else 0.3
+            yield {"step": n - 4, "kind": "train", "loss": number, "grad_norm": number}
+
+
+@pytest.mark.parametrize(("lost", "severity"), [(99, None), (30, "problem")])
+@pytest.mark.parametrize("lines", [None, -8])
+def test_a_training_behind_its_rollouts_is_one_run(tmp_path, lines, lost, severity):
+    write_lines(tmp_path / "log.jsonl", list(asynchronous(lost))[:lines])
+    log = one(tmp_path)
+    assert log.steps["step"].is_monotonic_increasing and {"reward", "loss", "grad_norm"} <= set(log.steps)
+    found = log_damage(log)
+    assert (found.severity if found.verdict == "found" else None) == severity, found.says
+
+
+def test_metrics_in_objects_are_read(tmp_path):
+    rows = [{"step": n, "actor": {"grad_norm": 0.3}, "critic": {"score": {"mean": n / 9}}} for n in range(9)]
+    write_lines(tmp_path / "log.jsonl", rows)
+    assert one(tmp_path).steps[["reward", "grad_norm"]].values.tolist() == [[n / 9, 0.3] for n in range(9)]
 
 
 @pytest.mark.parametrize("updates", [1, 3])
@@ -389,7 +428,7 @@ def test_evaluations_of_many_prompts_a_step_are_no_steps(tmp_path):
     write_lines(tmp_path / "metrics.jsonl", rows)
     log = one(tmp_path)
     assert log.steps["reward"].tolist() == [n / 9 for n in range(1, 61)]
-    assert log.notes == ("lines with log_type eval are left out: they are no steps of a training",)
+    assert log.notes == ("40 lines of evaluations or samples are left out: they are no steps of a training",)
 
 
 def test_every_name_of_a_metric_stands_once_in_the_table():

@@ -155,7 +155,12 @@ _WORDS = {
         "epsilon_high": "actor_rollout_ref.actor.clip_ratio_high",
         "beta": "actor_rollout_ref.actor.kl_loss_coef (with use_kl_loss=True)",
         "max_grad_norm": "actor_rollout_ref.actor.grad_clip",
-        "loss_type='dr_grpo' or 'dapo'": "actor_rollout_ref.actor.loss_agg_mode='seq-mean-token-sum-norm' or 'token-mean'",
+        "loss_type='grpo' favours long wrong ones: with it, take 'dr_grpo' or 'dapo'": (
+            "actor_rollout_ref.actor.loss_agg_mode='seq-mean-token-mean' favours long wrong ones: with it, take "
+            "'seq-mean-token-sum-norm' or 'token-mean'"
+        ),
+        "in TRL's PPOConfig stop_token='eos', in GRPO and RLOO an eos_token_id in the model's generation config (TRL 1.14.2 or "
+        "newer)": "the token that ends a turn must be an eos_token_id of the generation_config.json that the engine loads",
         "log_completions=True": "trainer.rollout_data_dir=FOLDER",
         "vllm_importance_sampling_correction=True": "actor_rollout_ref.rollout.calculate_log_probs=True",
         "sampling/sampling_logp_difference (TRL with vLLM and importance sampling correction does)": (
@@ -163,6 +168,10 @@ _WORDS = {
         ),
         "generation_kwargs": "the sampling parameters",
         "top_p=1, top_k=0 and min_p=None": "actor_rollout_ref.rollout.top_p=1 and top_k=-1",
+        "top_p=1, top_k=0 and no minimal length": "actor_rollout_ref.rollout.top_p=1, top_k=-1 and no minimal length",
+        "set disable_dropout=True where the model has dropout (GPT-2); workbench.consistency.mismatch_report separates them": (
+            "see that the actor has no dropout"
+        ),
         "vllm_importance_sampling_mode='token_truncate'": "algorithm.rollout_correction.rollout_is=token",
         "frac_reward_zero_std": "critic/advantages/min and max",
         "completions/clipped_ratio": "response_length/clip_ratio",

@@ -50,7 +50,8 @@ def log_damage(log: Log) -> Finding:
     if lost and max(where.mean() for where in lost.values()) >= _OFTEN:
         name = max(lost, key=lambda name: lost[name].mean())
         says = f"{name} is no finite number in {lost[name].mean():.0%} of the steps"
-        if not any(where[-1] for where in lost.values()):
+        steps = log.steps["step"].to_numpy()
+        if not any(where[steps <= _last_logged(log, name)][-1] for name, where in lost.items()):
             says += ", and the last steps have one, so the weights were not lost."
             advice = (
                 "A step of fp16 that overflows is skipped, and a file may lack values. If steps were skipped, train in "
@@ -109,7 +110,8 @@ def _of_all_lines(log: Log) -> np.ndarray:
     column = next((column for column, name in known.items() if name == "step"), None)
     if log.lines is None or column not in log.lines:
         return np.zeros(0)
-    return pd.to_numeric(log.lines[column], errors="coerce").dropna().to_numpy(float)
+    own = pd.to_numeric(log.lines[column], errors="coerce").dropna().to_numpy(float)
+    return np.concatenate([own, log.lines.attrs.get("steps of evaluations", [])])
 
 
 def _is_often(sentence: str) -> bool:
@@ -132,7 +134,8 @@ def _joined(sentences: list[str]) -> str:
 def _not_a_number(log: Log, name: str) -> np.ndarray:
     """Steps without a value of a metric that other steps log in addition to the reward, (N,) of bool.
 
-    A metric that no two lines in a row have is logged less often than the reward, and not lost.
+    A metric that no two lines in a row have is logged less often than the reward, and not lost. Nor is one that the last lines
+    of a console log or of JSON do not have at all: there the trainer is behind the rollouts, as in asynchronous training.
     """
     values, reward = log.logged(name), log.logged("reward")
     none = np.zeros(len(log.steps), bool)
@@ -141,7 +144,19 @@ def _not_a_number(log: Log, name: str) -> np.ndarray:
     beside = ~np.isnan(values) & ~np.isnan(reward)
     if not beside.any() or (beside.sum() > 1 and not (beside[1:] & beside[:-1]).any()):
         return none
-    return np.isnan(values) & ~np.isnan(reward) & (np.arange(len(values)) > np.argmax(beside))
+    steps = log.steps["step"].to_numpy()
+    return (
+        np.isnan(values) & ~np.isnan(reward) & (steps > steps[np.argmax(beside)]) & (steps <= _last_logged(log, name))
+    )
+
+
+def _last_logged(log: Log, name: str) -> float:
+    """The last step that has a value of a metric, finite or not; a table of CSV does not show which have none."""
+    known = {} if log.lines is None else canonical(map(str, log.lines.columns))
+    column = next((column for column, metric in known.items() if metric == name), None)
+    if column is None or log.lines is None or "rows" not in log.lines.attrs or (series := log.raw(column)) is None:
+        return np.inf
+    return float(series.index.max())
 
 
 def _damaged(log: Log, severity: str, cause: str, says: str, advice: str, **about) -> Finding:

@@ -76,13 +76,16 @@ def zero_rate(log) -> np.ndarray | None:
     """Steps with a learning rate of exactly 0, (N,) of bool; None where no rate is logged, or 0 may be a small one, rounded.
 
     verl prints three decimals, `%f` six, tables are rounded by hand: a rate of 1e-6 is 0.000 there. A log whose numbers all are
-    rounded so says nothing, unless the reward stays what it is while there are gradients.
+    rounded so says nothing, unless the reward stays what it is while there are gradients. Nor does a rate of 0 in all steps
+    while the reward surely rises: the logged number is rounded, or not the optimizer's.
     """
     rate, norm, reward = log.metric("learning_rate"), log.metric("grad_norm"), log.metric("reward")
     if rate is None:
         return None
     moves = norm is not None and bool(np.nanmax(norm) > 0)
     constant = reward is not None and np.nanmax(reward) == np.nanmin(reward)
+    if not np.nanmax(np.abs(rate)) and rises(reward):
+        return None
     if zeros_are_small(log, rate, most=100) and not (moves and constant and not np.nanmax(np.abs(rate))):
         return None
     return np.asarray(rate == 0)

@@ -78,6 +78,8 @@ def _split(found: Found) -> list[Found]:
     steps = next((c for c in table if known.get(str(c)) == "step"), None)
     if steps is None or len(table) < 4:
         return [found]
+    found = _without_evaluations(found, steps)
+    table = found.table
     numbers = pd.to_numeric(table[steps], errors="coerce")
     if numbers.dropna().is_monotonic_increasing and numbers.dropna().is_unique:
         return [found]
@@ -120,15 +122,15 @@ def _one_line_a_step(found: Found, numbers: pd.Series) -> Found | None:
     """
     table, known = found.table, canonical(map(str, found.table.columns))
     kinds = [c for c in table if _says_the_kind(c)]
-    others = [table[c].map(lambda value: plain(value).partition("_")[0] in _OTHER_KINDS) for c in kinds]
-    kept = numbers.notna() & ~np.any(others, axis=0) if others else numbers.notna()
-    part, order = table[kept], numbers[kept]
+    part, order = table[numbers.notna()], numbers.dropna()
     metrics = [c for c in part if known.get(str(c)) not in (None, "step", "epoch") and part[c].notna().any()]
-    if not order.is_monotonic_increasing or order.is_unique:
+    kind = part[kinds].astype(str).agg(" ".join, axis=1) if kinds else None
+    # Training that is asynchronous logs a step long after its rollouts.
+    each = [order] if kind is None else [of_one for _, of_one in order.groupby(kind)]
+    if order.is_unique or not all(of_one.is_monotonic_increasing for of_one in each):
         return None
     several = (part[metrics].groupby(order).count() > 1).any(axis=None)
-    kind = part[kinds].astype(str).agg(" ".join, axis=1) if kinds and several else None
-    of_kind = set() if kind is None else {frozenset(kind[part[c].notna()]) for c in metrics}
+    of_kind = set() if kind is None or not several else {frozenset(kind[part[c].notna()]) for c in metrics}
     if several and (len(of_kind) < 2 or sum(map(len, of_kind)) > len(frozenset().union(*of_kind))):
         return None
     last = pd.Series(part.index, index=part.index).groupby(order).last()  # the label of each step's last line
@@ -141,15 +143,31 @@ def _one_line_a_step(found: Found, numbers: pd.Series) -> Found | None:
         name: [label_of[row] for row in rows if row in label_of] for name, rows in table.attrs.get("rows", {}).items()
     }
     joined.attrs |= table.attrs | ({"rows": Lost(lost)} if "rows" in table.attrs else {})
-    left_out = len(numbers) - len(part)
-    notes = list(found.notes)
-    if left_out:
-        notes.append(f"{left_out} lines of evaluations or samples are left out: they are no steps of a training")
-    return found._replace(table=joined, notes=notes)
+    return found._replace(table=joined)
+
+
+def _without_evaluations(found: Found, steps: str) -> Found:
+    """Without lines that a column calls evaluations or samples, where the others are of a training; `steps` is a column."""
+    table = found.table
+    others = [table[c].map(_is_of_another_kind) for c in table if _says_the_kind(c)]
+    left_out = np.any(others, axis=0) if others else np.zeros(len(table), bool)
+    part = table[~left_out]
+    if not left_out.any() or not of_reinforcement_learning(str(c) for c in part if part[c].notna().any()):
+        return found
+    if "rows" in table.attrs:
+        kept = set(part.index)
+        part.attrs["rows"] = Lost({n: [at for at in rows if at in kept] for n, rows in table.attrs["rows"].items()})
+    part.attrs["steps of evaluations"] = pd.to_numeric(table[steps][left_out], errors="coerce").dropna().to_list()
+    note = f"{left_out.sum()} lines of evaluations or samples are left out: they are no steps of a training"
+    return found._replace(table=part, notes=[*found.notes, note])
 
 
 def _words(columns: list, values: tuple) -> str:
     return ", ".join(f"{column} {value}" for column, value in zip(columns, values, strict=True))
+
+
+def _is_of_another_kind(value) -> bool:
+    return plain(value).partition("_")[0] in _OTHER_KINDS
 
 
 def _says_the_kind(column) -> bool:
@@ -159,7 +177,7 @@ def _says_the_kind(column) -> bool:
 def _is_of_training(part: pd.DataFrame, columns: list, values: tuple) -> bool:
     """True for lines that hold metrics of a training and are not named evaluations or samples."""
     for column, value in zip(columns, values, strict=True):
-        if _says_the_kind(column) and plain(value).partition("_")[0] in _OTHER_KINDS:
+        if _says_the_kind(column) and _is_of_another_kind(value):
             return False
     return of_reinforcement_learning(str(column) for column in part if part[column].notna().any())
 
@@ -379,6 +397,7 @@ def _csv(path: Path, source: str) -> list[Found]:
                 raise ValueError("no line below the first")
         except (ValueError, pd.errors.ParserError) as error:
             raise RunError(f"{source}: no table ({error}); expected a line of names and one row a step") from error
+    table.attrs["separator"] = separator
     charts = [c for c in table if " - " in str(c)]
     if not charts:
         return [Found("CSV", table)]

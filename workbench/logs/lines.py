@@ -1,30 +1,38 @@
 """The steps in the lines that any loop prints: a step with its metrics in one line, below it, or in a table."""
 
+import math
 import re
 
 import pandas as pd
 
-from .names import canonical, of_reinforcement_learning
+from .names import FINITE, canonical, of_reinforcement_learning
 from .rows import Rows
 
-NUMBER = r"[-+]?(?:\d{1,40}\.?\d{0,40}(?:[eE][+-]?\d{1,4})?|(?i:nan|inf(?:inity)?))"
+NUMBER = r"[-+]?(?:\d{1,40}\.?\d{0,40}(?:[eE][+-]?\d{1,4})?|(?i:nan|inf(?:inity)?)(?![A-Za-z]))"
 _LONGEST = 4_000  # bytes of a line
 _MOST, _MOST_PARSED = 15_000_000, 500_000  # lines of a log; those of two bytes each would take minutes
 _BELOW = 30  # lines below a line with a step in which its metrics stand
-_COLOURS = re.compile(r"\x1b\[[\d;]*[A-Za-z]")
 _SEPARATORS = str.maketrans(dict.fromkeys("|;│┃\t", ","))
-# Between two pairs, as in `loss=0.1 reward=0.5`.
-_NEXT = re.compile(r"(?:(?<=[\d.%])|(?<=nan)|(?<=inf)|(?<=infinity))\s+(?=[^\W\d][\w./-]{0,40}\s?=)", re.I)
-_VALUE = re.compile(rf"\s?({NUMBER})(%|[kKM](?=\s|$)|)(?:\s?[^\s:=]{{1,16}})?(?:\s[^\s:=]{{1,16}})?")
+# Between two pairs, as in `loss=0.1 reward=0.5` and `loss: 0.1 reward: 0.5`.
+_NEXT = re.compile(r"(?:(?<=[\d%])|(?<=\d\.)|(?<=nan)|(?<=inf)|(?<=infinity))\s+(?=[^\W\d][\w./-]{0,40}\s?[=:])", re.I)
+_VALUE = re.compile(rf"\s?({NUMBER})(\s?%|[kKM](?=\s|$)|)(?:\s?[^\s:=]{{1,16}})?(?:\s[^\s:=]{{1,16}})?")
 _GAP = re.compile(r"\s[-+]?(?:\d|(?:nan|inf|infinity)$)", re.I)  # before the number of `name number`
+_NO_VALUE = ("none", "null", "n/a")
 _TIMES = {"": 1.0, "%": 0.01, "k": 1e3, "K": 1e3, "M": 1e6}  # what stands right behind a number
 _THOUSANDS = re.compile(r"(?<![\w.,/-])(?<!\d:)[1-9]\d{0,2}(?:,\d{3})+(?![\w,])")  # as in `1,024`
+# A number with a decimal comma; one that begins with 0 is no number with thousands, and its line has no decimal points.
+_DECIMAL = re.compile(r"(?<=[:=\s])([-+]?\d{1,40}),(\d{1,40}(?:[eE][+-]?\d{1,4})?)(?![\w,.])")
+_SURELY_DECIMAL = re.compile(r"(?<=[:=\s])[-+]?0,\d{2,40}(?![\d,.])")
+_POINT = re.compile(r"[:=]\s?[-+]?\d{1,40}\.\d")
 _STEP = re.compile(
     r"(?:step|iteration|iter|update|rollout)(?:\s{0,3}[:=#]\s{0,3}|\s{1,8})[\[(]?(\d{1,9})(?: ?/ ?\d{1,9})?[\])]?:?(?![.\d])"
 )
+_PART_OF_A_NAME = re.compile(r"(?<!global)(?<!train)(?<!training)_$|micro $")  # before `step`
+_PART_OF_A_NAME_IN_A_TABLE = re.compile(r"(?<!global)_$|micro $")
 _STEP_OF = re.compile(r"(?<![\d./])(\d{1,9})/\d{1,9}(?![\d./])")  # such as 3/100, without a word
 # Such as [Epoch 2/3], which no `name: number` gives, and OpenRLHF's `Episode [2/3]`, whose steps begin again too.
 _EPOCH = re.compile(r"\bep(?:och|isode)\W{0,3}(\d{1,6})(?![.\d])")
+_EPOCH_ALONE = re.compile(r"\W*epoch\W{0,3}(\d{1,6})(?:(?: ?/ ?| of )\d{1,6})?\W*")  # the line above its steps
 _OPENS = re.compile(r"\W*(?:training results:?|metrics)\W*")
 _RULED = re.compile(r"[\s|:+-]*-[\s|:+-]*")
 _EVALUATED = re.compile(r"(?:val|validation|eval\w*|test)[ _/]", re.I)
@@ -37,12 +45,13 @@ class Lines:
     """Reads blocks of lines; prose, tables of other things and supervised trainings have no step, or no reward."""
 
     def __init__(self) -> None:
-        self.cut_short = False
+        self.cut_short = self._has_decimal_commas = False
         self._lines = self._parsed = 0
         self._single, self._other, self._tagged = Rows(), Rows(), Rows()
         self._into = self._other  # what is open
         self._open: dict[str, float] | None = None  # the metrics below a line with a step
         self._left = 0  # lines of it
+        self._epoch: float | None = None  # of the last line that says one alone
         self._head: list[str] = []  # of a table
         self._cells: list[str] = []  # of the line before
 
@@ -51,12 +60,11 @@ class Lines:
             self._left -= 1
             words = raw[:_LONGEST].lower()
             of_step = b"reward" in words or b"loss" in words
-            title = len(raw) < 200 and (b"step" in words or b"metrics" in words or b"results" in words)
+            title = len(raw) < 200 and any(word in words for word in (b"step", b"metrics", b"results", b"epoch"))
             below = self._left > 0 and (b":" in raw or b"\xe2\x94" in raw)
             if of_step or title or below or self._head or self._cells:
-                text = raw[:_LONGEST].decode("utf-8", "replace")
-                text = (_COLOURS.sub("", text) if "\x1b" in text else text).strip()
-                text = _THOUSANDS.sub(lambda number: number[0].replace(",", ""), text) if "," in text else text
+                text = raw[:_LONGEST].decode("utf-8", "replace").strip()
+                text = self._without_commas(text) if "," in text else text
                 if not self._row_of_table(text):
                     self._line(text.lstrip("•*- "), of_step)
             self._lines += 1
@@ -75,15 +83,28 @@ class Lines:
                 return table
         return None
 
+    def _without_commas(self, text: str) -> str:
+        """Numbers in it without thousands, and with a decimal point from the first on that surely has a decimal comma."""
+        self._has_decimal_commas = self._has_decimal_commas or bool(
+            _SURELY_DECIMAL.search(text) and not _POINT.search(text)
+        )
+        if self._has_decimal_commas:
+            return _DECIMAL.sub(r"\1.\2", text)
+        return _THOUSANDS.sub(lambda number: number[0].replace(",", ""), text)
+
     def _line(self, text: str, of_step: bool) -> None:
         lower = text.lower()
-        steps = [m for m in _STEP.finditer(lower) if not re.search(r"(?<!global)_$|micro $", lower[: m.start()])]
+        if epoch := _EPOCH_ALONE.fullmatch(lower):
+            self._epoch = float(epoch[1])
+        # In a table of metrics `training_step` is one of them.
+        other = _PART_OF_A_NAME if of_step else _PART_OF_A_NAME_IN_A_TABLE
+        steps = [m for m in _STEP.finditer(lower) if not other.search(lower[: m.start()])]
         if not (steps or self._left > 0 or ("/" in text and _STEP_OF.search(text)) or _OPENS.fullmatch(lower)):
             return
         self._parsed += 1
         rest = text
         if steps:
-            before = re.sub("global_$", "", text[: steps[0].start()], flags=re.IGNORECASE)
+            before = re.sub("(?:global|train|training)_$", "", text[: steps[0].start()], flags=re.IGNORECASE)
             rest = f"{before}, {text[steps[0].end() :]}"
         pairs, words = _pairs(rest)
         number = float(steps[0][1]) if steps else None
@@ -94,18 +115,34 @@ class Lines:
             number = float(of[-1])
         if number is not None and len(pairs) > 1:
             if of_step and words <= 4 and not _EVALUATED.match(next(iter(pairs))):
-                begun = None if "epoch" in map(str.lower, pairs) else _EPOCH.search(lower)
-                epoch = {"epoch": float(begun[1])} if begun else {}
+                begun = _EPOCH.search(lower)
+                epoch = (
+                    {}
+                    if "epoch" in map(str.lower, pairs)
+                    else {"epoch": float(begun[1])}
+                    if begun
+                    else self._said_epoch()
+                )
                 (self._tagged if is_tagged else self._single).add({**pairs, **epoch, "step": number})
         elif (steps or _OPENS.fullmatch(lower)) and not (pairs and of_step):
+            step = {"step": float(steps[-1][1])} | self._said_epoch() if steps else self._step_alone()
             self._close()
-            self._open, self._left = {"step": float(steps[-1][1])} if steps else {}, _BELOW
+            self._open, self._left = step, _BELOW
             self._into = self._tagged if is_tagged else self._other
         elif pairs and not words and self._open is not None:
             if self._open.keys() & pairs.keys():
                 self._close()
                 self._open = {}
             self._open |= pairs
+
+    def _said_epoch(self) -> dict[str, float]:
+        return {} if self._epoch is None else {"epoch": self._epoch}
+
+    def _step_alone(self) -> dict[str, float]:
+        """The step that was said above the title of its metrics, where none of them stood between."""
+        opened = self._open or {}
+        between = of_reinforcement_learning(opened)
+        return {} if between else {name: opened[name] for name in ("step", "epoch") if name in opened}
 
     def _close(self) -> None:
         if self._open and of_reinforcement_learning(self._open):
@@ -138,7 +175,7 @@ def _pairs(text: str) -> tuple[dict[str, float], int]:
     found: dict[str, float] = {}
     words, before = 0, ""
     text = text.translate(_SEPARATORS).replace("  ", ",").replace(" - ", ",").replace(" • ", ",")
-    for field in (_NEXT.sub(",", text) if text.count("=") > 1 else text).split(","):
+    for field in (_NEXT.sub(",", text) if max(map(text.count, "=:")) > 1 else text).split(","):
         field = field.strip().removeprefix("- ")
         pair = _pair(field) or (_pair(f"{before}:{field}") if before and field else None)
         if pair:
@@ -151,7 +188,7 @@ def _pairs(text: str) -> tuple[dict[str, float], int]:
 
 
 def _pair(field: str) -> tuple[str, float] | None:
-    """`name: number`, `name=number` or `name number`, each with a unit behind it."""
+    """`name: number`, `name=number` or `name number`, each with a unit behind it; a loss that is `None` is no number."""
     name, apart, value = field.partition(":" if ":" in field else "=")
     if not apart and (match := _GAP.search(field)):
         name, value = field[: match.start()], field[match.start() :]
@@ -164,4 +201,6 @@ def _pair(field: str) -> tuple[str, float] | None:
         return name, float(value)
     except ValueError:
         match = _VALUE.fullmatch(value)
-    return (name, float(match[1]) * _TIMES[match[2]]) if match else None
+    if match is None and value.strip().lower() in _NO_VALUE and FINITE & set(canonical([name]).values()):
+        return name, math.nan
+    return (name, float(match[1]) * _TIMES[match[2].strip()]) if match else None

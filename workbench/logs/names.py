@@ -84,7 +84,7 @@ NAMES: dict[str, tuple[str, ...]] = {
 # Columns that part the runs of one table, where they hold numbers; those of words need no name.
 RUN_NAMES = {"run", "run_id", "seed", "experiment", "exp", "trial", "config", "group"}
 PART = "rewards/"  # before the name of a reward function, whose mean the column holds
-_FINITE = ("loss", "grad_norm", "reward")  # a run whose numbers these are not is damaged
+FINITE = {"loss", "grad_norm", "reward"}  # a run whose numbers these are not is damaged
 # What only trainings by rewards log: supervised ones have a loss, a gradient and an entropy too.
 _RL = {"reward", "mean_length", "clipped_ratio", "zero_std_share", "all_bad_share", "reward_std", "eos_tokens", "clip_region",
        "logp_difference", "mismatch_kl"}  # fmt: skip
@@ -97,6 +97,7 @@ _OF_PAIRS = {
     "margins",
     "accuracies",
 }  # what DPO logs as rewards: log-ratios, which no function gives
+_DECIMAL_POINT = r"[-+]?\d+\.\d+(?:[eE][-+]?\d+)?"
 _DECIMAL_COMMA, _THOUSANDS = r"[-+]?\d+,\d+(?:[eE][-+]?\d+)?", r"[-+]?[1-9]\d{0,2}(?:,\d{3})+(?:\.\d*)?"
 COUNTED = "the log has no step numbers: its lines are counted"
 _ABOUT = ["step", "epoch", "episodes", "step_time"]  # a line of these alone, as of an evaluation, logs no step
@@ -217,8 +218,10 @@ def steps_table(raw: pd.DataFrame, source: str) -> tuple[pd.DataFrame, pd.Series
     table = table[logged & table["step"].notna() & np.isfinite(table["step"])]
     if not len(table):
         raise RunError(f"{source}: no step with a number in it; expected at least one logged step")
-    for name in set(_FINITE) & set(table):
-        begun = table[name].loc[table[name].first_valid_index() :]  # verl may train the critic alone at first
+    for name in FINITE & set(table):
+        # verl may train the critic alone at first; a log that shows what was NaN may end before the last steps are trained.
+        until = table[name].last_valid_index() if "rows" in raw.attrs else None
+        begun = table[name].loc[table[name].first_valid_index() : until]
         if bad := int(np.isinf(table[name]).sum()):
             damage.append(f"{name} is infinite in {bad} of {len(table)} steps")
         elif name != "reward" and 0 < (bad := int(begun.isna().sum())) < 0.2 * len(table):
@@ -295,6 +298,11 @@ def _without_signs(table: pd.DataFrame) -> pd.DataFrame:
     with_commas = {name: text.str.fullmatch(_DECIMAL_COMMA) for name, text in bare.items()}
     thousands = {name: text.str.fullmatch(_THOUSANDS) for name, text in bare.items()}
     decimal = any((where & ~thousands[name]).any() for name, where in with_commas.items())
+    if table.attrs.get("separator") == ";":  # which a spreadsheet takes where the decimals have the comma
+        numbers = table.select_dtypes("number").to_numpy(float)
+        decimal |= not (
+            (numbers % 1 > 0).any() or any(text.str.fullmatch(_DECIMAL_POINT).any() for text in bare.values())
+        )
     for name, text in bare.items():
         comma, percent = with_commas[name] if decimal else thousands[name], texts[name].str.endswith("%")
         if comma.any() or percent.any():

@@ -17,12 +17,12 @@ _DICT = re.compile(rb"\{\s{0,9}['\"][^{}]{8,20000}\}")
 _BARE = re.compile(rb"(?m)^'loss': [^{}\r\n]{8,20000}\}")  # a dict without its first brace, as people paste it
 _WORDS = (b"loss", b"reward", b"objective/", b"train_runtime", b"eval_")  # of which a step has one
 _VALUE = re.compile(rf"(?:[\w.]{{1,20}}\()?({NUMBER})(?:/\d+)?\)?")
-_ENTRY = re.compile(rf"""['"]([^'"]{{1,100}})['"]:\s{{0,99}}['"]?{_VALUE.pattern}['"]?\s{{0,99}}[,}}]""")
+_ENTRY = re.compile(rf"""['"]([^'"]{{1,100}})['"]:\s{{0,99}}['"]?{_VALUE.pattern}['"]?\s{{0,99}}[,}}](?!\d)""")
 _STEP_BEFORE = re.compile(r"\b(?:step|rollout|perf|iter(?:ation)?)[ :_]{1,2}(\d{1,9}):?\s*(?:\([^()]*\))?\s*$", re.I)
 _VERL = re.compile(rb"step:(\d{1,12}) - ([^\r\n/]{1,300}/[^\r\n]*)")
 _CONFIG = re.compile(rb"'max_response_length': (\d{1,9})")  # of verl, printed before its first step
 _METRIC = re.compile(rf"(\S{{1,200}}):{_VALUE.pattern}")
-_COLOURS = re.compile(r"\x1b\[[\d;]*[A-Za-z]")
+_COLOURS = re.compile(rb"\x1b\[[\d;]*[A-Za-z]")
 
 
 def printed(blocks: Iterable[bytes], source: str) -> Found:
@@ -30,7 +30,8 @@ def printed(blocks: Iterable[bytes], source: str) -> Found:
     verl, dicts, lines = Rows(), _Dicts(), Lines()
     limits: set[bytes] = set()
     damage = []
-    for block in blocks:
+    for coloured in blocks:
+        block = _COLOURS.sub(b"", coloured) if b"\x1b" in coloured else coloured
         if max(verl.count, dicts.rows.count) > _MOST:
             damage = [f"only the first {_MOST:,} steps are read"]
             break
@@ -115,7 +116,7 @@ def _entries(text: str) -> dict[str, float]:
 
 def _step_before(block: bytes, start: int) -> tuple[float | None, bool]:
     """The number of the step before a dict, and whether an evaluation is said there."""
-    before = _COLOURS.sub("", block[max(0, start - 100) : start].decode("utf-8", "replace"))
+    before = block[max(0, start - 100) : start].decode("utf-8", "replace")
     if (match := _STEP_BEFORE.search(before)) is None:
         return None, False
     return float(match[1]), TAGGED.search(before[: match.start()].rpartition("\n")[2].lower()) is not None
@@ -145,7 +146,7 @@ def _unwrapped(block: bytes, match: re.Match) -> str:
             text += more
         else:
             break
-    return _COLOURS.sub("", text) if "\x1b" in text else text
+    return text
 
 
 def _is_metric(text: str) -> re.Match | None:

@@ -62,12 +62,23 @@ def unusable_as_error(source: str) -> Iterator[None]:
 
 
 def flat_row(row: dict) -> dict:
-    """Its numbers and words; what is nested in `data`, `metrics` or `train` is added to them."""
+    """Its numbers and words; what is nested in `data`, `metrics` or `train` is added to them, in others as `other/name`."""
     for name in _NESTED:
         if isinstance(nested := row.get(name), dict):
             row = nested | {other: value for other, value in row.items() if other != name}
+    if any(isinstance(value, dict) for value in row.values()):
+        row = dict(_unnested(row))
     row = {name: _NO_NUMBERS.get(value, value) if isinstance(value, str) else value for name, value in row.items()}
     return {name: value if type(value) is float or _is_short(value) else None for name, value in row.items()}
+
+
+def _unnested(row: dict, depth: int = 0) -> Iterator[tuple[str, Any]]:
+    """Names and values, of values that are objects `name/inner name`, up to three levels below the row."""
+    for name, value in row.items():
+        if isinstance(value, dict) and depth < 3:
+            yield from ((f"{name}/{inner}", of) for inner, of in _unnested(value, depth + 1))
+        else:
+            yield name, value
 
 
 def _is_short(value) -> bool:
