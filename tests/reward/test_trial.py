@@ -286,6 +286,14 @@ def test_a_tenth_for_the_form_is_a_note_alone():
     assert "earns 0.1, nothing 0: the form alone is paid" in says(report, NOTE)
 
 
+def test_a_constant_on_top_of_a_reward_changes_no_problem():
+    def found(constant):
+        reward = paid(lambda text, answer, prompt, right: constant + (answer is not None and answer in text))
+        return says(try_reward(reward, ROWS), PROBLEM)
+
+    assert found(-1) == found(0) and "the right answer first, a wrong one at the end in 6 of 6" in found(-1)
+
+
 def test_a_row_without_any_score_is_a_note():
     def of_sums(completions, answer, **columns):
         return [None if a == "42" else value for a, value in zip(answer, careful(completions, answer), strict=True)]

@@ -635,7 +635,10 @@ class _Trial:
             paid, right_then, wrong_then = self._next_to(texts, places, case.name, pair)
             decides = (right_then > wrong_then) & ~np.isnan(paid)
             full = (paid >= (right_then + wrong_then) / 2) & decides
-            free = full & (paid <= 0) & (wrong_then < 0) & (case.kind == WRONG) & (not (self.varies or self.compares))
+            # Below a right answer: of a reward of 0 and -1, what earns 0 earns all.
+            below = paid < right_then - _LITTLE * (right_then - wrong_then)
+            free = full & below & (paid <= 0) & (wrong_then < 0) & (case.kind == WRONG)
+            free &= not (self.varies or self.compares)
             full &= ~free
             if free.any():
                 spared.append((case.name, texts[int(free.argmax())]))
