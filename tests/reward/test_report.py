@@ -146,6 +146,15 @@ def test_of_very_many_completions_whole_groups_are_judged(monkeypatch):
     assert "30 of 90 completions are judged: 1 group in 3." in str(judged)
 
 
+def test_the_groups_that_are_judged_are_of_all_kinds_of_prompts(monkeypatch):
+    monkeypatch.setattr("workbench.reward.report.MOST", 240)
+    paid, unpaid = ({"prompt": "b"}, {"prompt": "a", "reward": 0})
+    report = reward_report(
+        [{**row, "step": s, **kind} for s in range(80) for kind in (unpaid, paid) for row in LONGER[:3]]
+    )
+    assert (report.total, report.verdict) == (80, "pays for length") and 20 < report.groups < 60
+
+
 def test_a_data_set_of_trl_is_read():
     from datasets import Dataset
 

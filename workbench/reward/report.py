@@ -20,7 +20,7 @@ LEAST = 20  # groups with differing rewards
 LEVEL = 0.01  # of naming anything where nothing is paid, over all features of a report
 SHARE = 0.05  # of the differences within groups, among equally right completions; less is not named
 SHARE_ALONE = 0.25  # the same where no right answers are known: right completions differ from others in many features
-MOST = 20_000  # completions; of more, every second or third group is judged
+MOST = 20_000  # completions; of more, one group in two or three is judged
 _QUARTERS = 4
 _TEXT = 160  # characters of a completion that the report shows
 _NEAR_ZERO = 0.02  # advantages of a group add up to less
@@ -283,7 +283,7 @@ def reward_report(source: Any, *, answers: Any = None, features: Sequence[Featur
             a table with `step`, `prompt`, `completion`, `reward` and, where known, `answer`, `tokens`, `finish_reason`.
         answers: the right answer of each prompt as a dict, or a JSON-lines file of rows with `prompt` and `answer`.
         features: your own, functions under `@feature`, in addition to the built-in ones.
-        seed: of the permutations.
+        seed: of the permutations, and of the groups that are judged of very many.
 
     Raises:
         RunError: nothing there holds completions.
@@ -298,11 +298,14 @@ def reward_report(source: Any, *, answers: Any = None, features: Sequence[Featur
     every: Sequence[Feature] = checked(features)
     table, damage = load_completions(source, answers)
     rewards, target = _target(table)
+    rng = np.random.default_rng(seed)
     keep = np.isfinite(rewards)
     table, rewards = table[keep].reset_index(drop=True), rewards[keep]
     if len(table) > MOST:
-        every_nth = -(-len(table) // MOST)
-        keep = _groups(table) % every_nth == 0
+        every_nth, groups = -(-len(table) // MOST), _groups(table)
+        number = len(np.unique(groups))
+        # Drawn: each second group may be those of one kind of prompts, as every step has the same ones.
+        keep = np.isin(groups, rng.choice(number, -(-number // every_nth), replace=False))
         damage = [*damage, f"{keep.sum():,} of {len(table):,} completions are judged: 1 group in {every_nth}."]
         table, rewards = table[keep].reset_index(drop=True), rewards[keep]
     rows = table.to_dict("records")
@@ -318,7 +321,6 @@ def reward_report(source: Any, *, answers: Any = None, features: Sequence[Featur
     exact = right(rows)
     varies = [k for k in range(len(every)) if len(np.unique(values[live, k][~np.isnan(values[live, k])])) > 1]
     every, values = [every[k] for k in varies], values[:, varies]
-    rng = np.random.default_rng(seed)
     judged = judge(rewards, values, [each.name for each in every], groups, exact, rng)
     order = sorted(range(len(every)), key=lambda k: (not judged.paid[k].named, -judged.paid[k].share))
     steps = table["step"].to_numpy(float)
