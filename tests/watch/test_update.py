@@ -175,6 +175,22 @@ def test_an_own_optimizer_is_not_compared_with_the_config(tmp_path):
     assert update.verdict == "same" and "since it may be your own" in update.cause, update
 
 
+class Around(torch.optim.Optimizer):
+    """An optimizer around another one, which it forgets to step."""
+
+    def __init__(self, inner):
+        self.optimizer, self.defaults = inner, inner.defaults
+        self.param_groups, self.state = inner.param_groups, inner.state
+
+    def step(self, closure=None):
+        pass
+
+
+def test_an_optimizer_around_another_is_stepped_itself(tmp_path):
+    update = update_of(tmp_path, **own(lambda model: Around(torch.optim.AdamW(model.parameters(), lr=1e-5)), policy()))
+    assert update.verdict == "cannot tell" and update.cause.startswith("Around moves 0.00% of"), update
+
+
 def test_decay_in_the_gradient_of_adam_is_no_difference(tmp_path):
     options = {"lr": 1e-4, "weight_decay": 0.1}
     update = update_of(tmp_path, **own(lambda model: torch.optim.Adam(model.parameters(), **options), policy()))

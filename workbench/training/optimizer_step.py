@@ -7,6 +7,7 @@ from dataclasses import astuple, dataclass, field
 from typing import Any
 
 import torch
+from accelerate.optimizer import AcceleratedOptimizer
 from accelerate.utils import gather_object
 from torch.optim.lr_scheduler import LambdaLR, LRScheduler
 from transformers import Adafactor, Trainer, get_scheduler
@@ -112,7 +113,7 @@ def step_and_undo(
     gradients = {name: gradient for name, gradient in gradients.items() if name in trained}
     is_new = trainer.optimizer is None
     outer = trainer.create_optimizer() if is_new else trainer.optimizer
-    optimizer = getattr(outer, "optimizer", outer)  # accelerate's passes over steps between micro-batches
+    optimizer = _without_accelerate(outer)
     copies = copies or {}
     weights = {name: copies[name] if name in copies else host_copy(own_part(p)) for name, p in trained.items()}
     snapshot = Snapshot([vars(outer), vars(optimizer)], others=trained.values())
@@ -141,8 +142,13 @@ def step_and_undo(
 
 def has_modes(optimizer: Any) -> bool:
     """Say whether an optimizer trains other weights than it evaluates, as schedule-free ones do."""
-    inner = getattr(optimizer, "optimizer", optimizer)  # accelerate's has these methods for every optimizer
+    inner = _without_accelerate(optimizer)  # accelerate's has these methods for every optimizer
     return all(callable(getattr(inner, name, None)) for name in ("train", "eval"))
+
+
+def _without_accelerate(optimizer: Any) -> Any:
+    """The optimizer in accelerate's, which passes over steps between micro-batches; one of the user's may do anything."""
+    return optimizer.optimizer if isinstance(optimizer, AcceleratedOptimizer) else optimizer
 
 
 def _described(
