@@ -1,6 +1,7 @@
 """What a reward pays for: planted rewards are named, healthy and random ones are not; records of any writer."""
 
 import json
+import tracemalloc
 
 import numpy as np
 import pandas as pd
@@ -153,6 +154,17 @@ def test_the_groups_that_are_judged_are_of_all_kinds_of_prompts(monkeypatch):
         [{**row, "step": s, **kind} for s in range(80) for kind in (unpaid, paid) for row in LONGER[:3]]
     )
     assert (report.total, report.verdict) == (80, "pays for length") and 20 < report.groups < 60
+
+
+@pytest.mark.parametrize("column", ["prompt", "completion", "uid"])
+def test_one_long_text_takes_room_for_one(column):
+    rows = [{"uid": "u", **row} for row in LONGER]
+    rows[1][column] = "x" * 1_000_000
+    tracemalloc.start()
+    reward_report(rows)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 100e6  # 90 such texts have 360e6 bytes
 
 
 def test_a_data_set_of_trl_is_read():

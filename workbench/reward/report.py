@@ -442,10 +442,11 @@ def _groups(table) -> np.ndarray:
     """The group of each completion: those of one step and one prompt, or of the group that the record names."""
     if not len(table):
         return np.zeros(0, int)
-    of_prompt = numbered(table["step"].to_numpy(float), table["prompt"].to_numpy(str))
+    # Of objects: an array of texts gives each row the room of the longest.
+    of_prompt = numbered(table["step"].to_numpy(float), table["prompt"].to_numpy(object))
     if "group" not in table:
         return of_prompt
-    named = numbered(of_prompt, table["group"].astype(str).to_numpy(str))
+    named = numbered(of_prompt, np.array([*map(str, table["group"])], object))
     of_one_each = np.bincount(named).max() == 1  # an id of the completion, not of its group
     return of_prompt if of_one_each else named
 
@@ -482,7 +483,7 @@ def _examples(table, rewards, feature, groups, strata, exact, sign: int) -> tupl
     filled = sign * np.where(np.isnan(feature), 0.0, feature)
     spread = filled.std() or 1.0
     scores = np.bincount(groups, centred(filled / spread, strata) * centred(rewards, strata))
-    texts = table["completion"].to_numpy(str)
+    texts = table["completion"].to_numpy(object)
     best = 0
     for best in np.argsort(-scores, kind="stable")[:50]:
         if len(np.unique(texts[groups == best])) >= 3:
