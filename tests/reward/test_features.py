@@ -1,11 +1,14 @@
 """Each feature on a completion that has it, and answers that are the same in other clothes."""
 
 import math
+import re
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from workbench.errors import ParameterError
-from workbench.reward.answers import contains_answer, final_answer, is_right, wanted
+from workbench.reward.answers import boxed, contains_answer, final_answer, is_right, marked_answer, wanted
 from workbench.reward.features import FEATURES, checked, feature, load_features, measured, named
 
 PLAIN = {"completion": "so it is a sum", "prompt": "What is the sum of 2 and 3?", "answer": "5"}
@@ -87,6 +90,51 @@ def test_an_answer_is_right_in_any_clothes_and_nowhere_else(text, answer, right,
 
 def test_an_empty_text_has_an_empty_answer():
     assert final_answer(" \n") == "" and wanted("") == []
+
+
+def _boxed_by_its_braces(text):
+    for start in reversed([match.end() for match in re.finditer(r"\\(?:boxed|fbox)\s*\{", text)]):
+        depth = 1
+        for place in range(start, len(text)):
+            depth += {"{": 1, "}": -1}.get(text[place], 0)
+            if not depth:
+                return text[start:place]
+    return None
+
+
+PARTS = [
+    "{",
+    "}",
+    "\\boxed{",
+    "\\fbox {",
+    "<answer>",
+    "</answer>",
+    "<ANSWER>",
+    "</Answer>",
+    "<b>",
+    "</b>",
+    "<b1>",
+    "</b1>",
+]
+PARTS += ["<tool_response>", "</tool_response>", " error ", "a", "\n", "<", ">", "/"]
+
+
+@given(st.lists(st.sampled_from(PARTS)).map("".join))
+def test_what_is_closed_is_found_as_by_looking_for_each_pair(text):
+    assert boxed(text) == _boxed_by_its_braces(text)
+    if tags := re.findall("<answer>(.*?)</answer>", text, re.DOTALL | re.IGNORECASE):
+        assert marked_answer(text) == tags[-1]
+    else:
+        assert marked_answer(text) == _boxed_by_its_braces(text)
+    assert named("closed tags")(text) == len(re.findall(r"<(\w+)>(?=.*?</\1>)", text, re.DOTALL))
+    answers = re.findall("<tool_response>(.*?)</tool_response>", text, re.DOTALL)
+    assert named("failed tool calls")(text) == sum("error" in answer for answer in answers)
+
+
+@pytest.mark.parametrize("part", ["\\boxed{", "<answer>", "<think>", "<tool_response>"])
+def test_a_part_that_is_repeated_without_end_is_read(part):
+    text = part * 30_000  # to look for the end of each of them would take half an hour
+    assert marked_answer(text) is None and not named("closed tags")(text) and not named("failed tool calls")(text)
 
 
 def test_own_features_have_names_of_their_own(tmp_path):

@@ -3,7 +3,8 @@
 import re
 from typing import Any
 
-_TAG = re.compile(r"<answer>(.*?)</answer>", re.DOTALL | re.IGNORECASE)
+_TAG = re.compile(r"</?answer>", re.IGNORECASE)
+_BRACE = re.compile(r"[{}]")
 _BOX = re.compile(r"\\(?:boxed|fbox)\s*\{")
 _NO_SIGN = r"(?<!^-)(?<![^\w)]-)"  # behind a word or bracket a hyphen is none
 _NUMBER = re.compile(r"-?\d[\d,]*(?:\.\d+)?(?:/\d+)?")
@@ -17,13 +18,32 @@ def boxed(text: str) -> str | None:
         >>> boxed(r"so \boxed{\frac{1}{2}}")
         '\\frac{1}{2}'
     """
-    for start in reversed([match.end() for match in _BOX.finditer(text)]):
-        depth = 1
-        for place in range(start, len(text)):
-            depth += {"{": 1, "}": -1}.get(text[place], 0)
-            if not depth:
-                return text[start:place]
-    return None
+    starts = [match.end() for match in _BOX.finditer(text)]
+    ends: dict[int, int] = {}  # behind an opening brace -> the place of the one that closes it
+    open_ones: list[int] = []
+    for brace in _BRACE.finditer(text) if starts else ():
+        if brace[0] == "{":
+            open_ones.append(brace.end())
+        elif open_ones:
+            ends[open_ones.pop()] = brace.start()
+    return next((text[start : ends[start]] for start in reversed(starts) if start in ends), None)
+
+
+def enclosed(tag: re.Pattern, text: str) -> list[str]:
+    """Return what stands between an opening tag and the next closing one, in one pass over the text; `tag` finds both.
+
+    Example:
+        >>> enclosed(re.compile("</?b>"), "<b>1 <b>2</b> 3 <b>4</b> <b>5")
+        ['1 <b>2', '4']
+    """
+    found, start = [], None
+    for each in tag.finditer(text):
+        if each[0][1] != "/":
+            start = each.end() if start is None else start
+        elif start is not None:
+            found.append(text[start : each.start()])
+            start = None
+    return found
 
 
 def marked_answer(text: str) -> str | None:
@@ -33,7 +53,7 @@ def marked_answer(text: str) -> str | None:
         >>> marked_answer("<think>41?</think><answer> 42 </answer>"), marked_answer("maybe 42")
         (' 42 ', None)
     """
-    if tags := _TAG.findall(text):
+    if tags := enclosed(_TAG, text):
         return tags[-1]
     if (box := boxed(text)) is not None:
         return box

@@ -11,21 +11,21 @@ import numpy as np
 
 from ..errors import ParameterError
 from ..runs.own_code import load_own
-from .answers import boxed, contains_answer, is_right, known
+from .answers import boxed, contains_answer, enclosed, is_right, known
 
 EXACT = "right answer"
 _WORD = re.compile(r"\w+")
 _LETTER = re.compile(r"[^\W\d_]")
 _SYMBOL = re.compile(r"[^\w\s]")
 _LAST_LATIN = 0x24F
-_CLOSED = re.compile(r"<(\w+)>(?=.*?</\1>)", re.DOTALL)
+_OPENING, _CLOSING = re.compile(r"<(\w+)>"), re.compile(r"</(\w+)>")
 _HEDGES = re.compile(
     r"\b(?:maybe|perhaps|might|possibly|probably|i think|i guess|i believe|not sure|unsure|it seems|could be|wait|"
     r"alternatively|hmm)\b",
     re.IGNORECASE,
 )
 _CALL = re.compile(r"<tool_call>|<function_call>|<\|python_tag\|>")
-_TOOL_ANSWER = re.compile(r"<tool_response>(.*?)</tool_response>", re.DOTALL)
+_TOOL_ANSWER = re.compile(r"</?tool_response>")
 _FAILED = re.compile(r"\b(?:error|exception|traceback|failed|timed? ?out|invalid)\b", re.IGNORECASE)
 _STOPPED = ("stop", "eos", "stop_sequence", "end")
 _CUT = ("length", "max_tokens", "limit", "truncated")
@@ -89,7 +89,8 @@ def stopping(completion: str, finish_reason: Any = None, **row: Any) -> float | 
 @feature
 def closed_tags(completion: str, **row: Any) -> int:
     """Tags such as `<think>` that are opened and closed."""
-    return len(_CLOSED.findall(completion))
+    last = {tag[1]: tag.start() for tag in _CLOSING.finditer(completion)}
+    return sum(last.get(tag[1], 0) >= tag.end() for tag in _OPENING.finditer(completion))
 
 
 @feature
@@ -177,7 +178,7 @@ def tool_calls(completion: str, tool_calls: Any = None, **row: Any) -> float:
 @feature
 def failed_tool_calls(completion: str, **row: Any) -> int:
     """How many answers of tools speak of an error."""
-    return sum(bool(_FAILED.search(answer)) for answer in _TOOL_ANSWER.findall(completion))
+    return sum(bool(_FAILED.search(answer)) for answer in enclosed(_TOOL_ANSWER, completion))
 
 
 FEATURES: tuple[Feature, ...] = (
