@@ -768,6 +768,50 @@ def test_a_column_of_another_row_is_named(cls, rows, tmp_path):
     assert ("other values of 'wanted' than 2 of 8 rows" in rewards.cause) == bool(rows), rewards
 
 
+class ColumnsLowered(trl.GRPOTrainer):
+    def _calculate_rewards(self, inputs, *args):
+        return super()._calculate_rewards([row | {"wanted": row["wanted"].strip().lower()} for row in inputs], *args)
+
+
+class ColumnsLoweredAndMixed(ColumnsLowered):
+    def _calculate_rewards(self, inputs, *args):
+        return super()._calculate_rewards(inputs[4:] + inputs[:4], *args)
+
+
+def has_wanted(completions, wanted, **_):
+    return [len(text) / 10 + (word in text) for text, word in zip(completions, wanted, strict=True)]
+
+
+@pytest.mark.parametrize("cls, mixed", [(ColumnsLowered, False), (ColumnsLoweredAndMixed, True)])
+def test_a_column_that_is_lowered_is_its_rows_own(cls, mixed, tmp_path):
+    trainer = make(tmp_path, cls=cls, funcs=[has_wanted], per_device_train_batch_size=16)
+    trainer.train_dataset = Dataset.from_dict({"prompt": PROMPTS, "wanted": ["Yes", "yes ", "No", "no"]})
+    rewards = check_step(trainer)["rewards"]
+    assert (rewards.verdict == "different") == ("other values of 'wanted' than" in rewards.cause) == mixed, rewards
+
+
+def test_texts_that_a_parser_strips_are_their_rows_own(tmp_path):
+    tokenizer = AutoTokenizer.from_pretrained(resolve_model("starter"), padding_side="left")
+    tokenizer.chat_template = "{% for message in messages %}{{ message.content }}\n{% endfor %}"
+    content = {"close_pattern": r"<\|im_end\|>", "content": "text"}
+    tokenizer.response_template = {
+        "defaults": {"role": "assistant"},
+        "start_anchor": "\n",
+        "fields": {"content": content},
+    }
+    trainer = make(
+        tmp_path,
+        funcs=[text_length],
+        max_completion_length=1,  # ' the' and 'the' are in it
+        per_device_train_batch_size=64,
+        num_generations=16,
+        more={"processing_class": tokenizer},
+    )
+    trainer.train_dataset = Dataset.from_dict({"prompt": [[{"role": "user", "content": x}] for x in PROMPTS * 4]})
+    rewards = check_step(trainer)["rewards"]
+    assert rewards.verdict != "different", rewards
+
+
 class ReferenceWithoutAdapter(trl.GRPOTrainer):
     def _generate_and_score_completions(self, inputs):
         output = super()._generate_and_score_completions(inputs)

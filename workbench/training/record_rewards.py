@@ -237,18 +237,26 @@ def _is_freshly_seeded() -> bool:
 def _mixed_columns(columns: Mapping[str, Any], rows: list[dict]) -> dict[str, list[int]]:
     """The rows that get the value of another row, by column. A value that no row has was made on purpose.
 
+    A text that was stripped or lowered is the row's own.
+
     Example:
         >>> _mixed_columns({"answer": [4, 3, 9]}, [{"answer": 3}, {"answer": 4}, {"answer": 5}])
         {'answer': [0, 1]}
     """
     mixed = {}
     for name in set(columns) & set(rows[0] if rows else ()) - {"prompt", "completion", "completion_ids"}:
-        values, own = columns[name], [row.get(name) for row in rows]
+        values, own = columns[name], [_bare(row.get(name)) for row in rows]
         if not isinstance(values, list) or len(values) != len(own):
             continue
+        values = [_bare(value) for value in values]
         unlike = [i for i, (its, ours) in enumerate(zip(values, own, strict=True)) if not is_same(its, ours)]
         mixed[name] = [i for i in unlike if any(is_same(values[i], other) for other in own)]
     return {name: found for name, found in sorted(mixed.items()) if found}
+
+
+def _bare(value: Any) -> Any:
+    """A text without what is around it and its capitals; any other value as it is."""
+    return value.strip().casefold() if isinstance(value, str) else value
 
 
 def is_same(a: Any, b: Any) -> bool:

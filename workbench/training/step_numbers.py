@@ -103,7 +103,8 @@ def _judged_otherwise(trainer: Any, record: StepRecord, rows: Sequence[SampledRo
 def mixed_texts(texts: Sequence[tuple], asked: Sequence[str], sampled: Sequence[str]) -> dict[str, list[int]]:
     """The rows whose text, as the reward functions get it, is that of another row's tokens, for `prompts` and `completions`.
 
-    A text that is that of no row was changed on purpose. A prompt stands in its row between what a template writes.
+    A text that is that of no row was changed on purpose, and so was one that is a part of its own row: a parser strips it. A
+    prompt stands in its row between what a template writes.
 
     Args:
         texts: prompt and completion of each row, each a text or messages.
@@ -114,8 +115,10 @@ def mixed_texts(texts: Sequence[tuple], asked: Sequence[str], sampled: Sequence[
         {'prompts': [0, 1], 'completions': [0, 1]}
     """
     prompts = [_plain(_last_text(prompt)) for prompt, _ in texts]
-    answers = [_last_text(completion) if len(completion) == 1 else completion for _, completion in texts]
-    numbers = range(len(texts))
+    # Of several messages nothing is compared.
+    is_one = [isinstance(completion, str) or len(completion) == 1 for _, completion in texts]
+    answers, written = [_plain(_last_text(completion)) for _, completion in texts], [_plain(text) for text in sampled]
+    numbers, everyones = range(len(texts)), set(written)
     elsewhere = {text for text in prompts if any(text in other for other in asked)}
     return {
         "prompts": [
@@ -123,7 +126,7 @@ def mixed_texts(texts: Sequence[tuple], asked: Sequence[str], sampled: Sequence[
             for i in numbers
             if prompts[i] not in asked[i] and prompts[i] in elsewhere and any(p and p in asked[i] for p in prompts)
         ],
-        "completions": [i for i in numbers if answers[i] != sampled[i] and answers[i] in sampled],
+        "completions": [i for i in numbers if is_one[i] and answers[i] not in written[i] and answers[i] in everyones],
     }
 
 
