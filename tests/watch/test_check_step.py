@@ -696,6 +696,14 @@ def test_an_option_of_the_config_is_none_of_the_sampler_alone(tmp_path):
     assert sampling.verdict == "cannot tell" and "the sampler has" not in sampling.cause, sampling
 
 
+@pytest.mark.parametrize("name, value", [("chat_format", "chatml"), ("user_token_id", 195)])
+def test_a_foreign_name_in_the_models_config_is_no_option(name, value, tmp_path):
+    model = AutoModelForCausalLM.from_pretrained(resolve_model("starter"), dtype=torch.float32)
+    setattr(model.generation_config, name, value)  # as a file of a hub's model holds it
+    sampling = check_step(make(tmp_path, model=model))["sampling"]
+    assert sampling.verdict == "same", sampling
+
+
 def sorted_in_place(completions, **_):
     before = list(completions)
     completions.sort(key=len)

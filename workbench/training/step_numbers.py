@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from transformers import GenerationConfig
 
 from ..errors import ParameterError
 from ..replay.grpo_math import LossRow
@@ -199,8 +200,8 @@ def _deviations_of_sampler(trainer: Any) -> dict[str, tuple[Any, Any]]:
 
 
 def _set_in(config: Any) -> set[str]:
-    """The names of a generation config that have another value than the default."""
-    return set(config.to_diff_dict()) if hasattr(config, "to_diff_dict") else set()
+    """The options of a generation config that have another value than the default; a model's file may hold other names."""
+    return set(config.to_diff_dict()) & vars(GenerationConfig()).keys() if hasattr(config, "to_diff_dict") else set()
 
 
 def _weights_of_args(trainer: Any) -> list[float]:
