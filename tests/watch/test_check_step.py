@@ -704,6 +704,11 @@ def test_a_foreign_name_in_the_models_config_is_no_option(name, value, tmp_path)
     assert sampling.verdict == "same", sampling
 
 
+def test_an_option_at_its_neutral_value_is_none(tmp_path):
+    sampling = check_step(make(tmp_path, generation_kwargs={"encoder_repetition_penalty": 1.0}))["sampling"]
+    assert sampling.verdict == "same", sampling
+
+
 def sorted_in_place(completions, **_):
     before = list(completions)
     completions.sort(key=len)

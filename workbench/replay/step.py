@@ -203,6 +203,7 @@ def neutral_options(temperature: float | None) -> dict[str, tuple]:
     neutral |= {"temperature": (temperature,), "do_sample": (True,), "typical_p": (1.0,)}
     neutral |= {"presence_penalty": (0.0,), "frequency_penalty": (0.0,), "no_repeat_ngram_size": (0,)}
     neutral |= {"epsilon_cutoff": (0.0,), "eta_cutoff": (0.0,), "num_beams": (1,), "guidance_scale": (1.0,)}
+    neutral |= {"encoder_repetition_penalty": (1.0,)}
     neutral |= {"min_new_tokens": (0,), "min_length": (0,), "min_tokens": (0,)}
     return neutral | dict.fromkeys(_RULES, ())
 
