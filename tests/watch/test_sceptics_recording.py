@@ -279,6 +279,27 @@ class Tells(trl.GRPOTrainer):
 SCORERS = [Scorer, *([LaterScorer] if hasattr(trl.trainer.utils, "is_async_callable") else [])]
 
 
+def equal_at_first(completions, **_):
+    return [1.0 if i < 4 else len(text) / 10 for i, text in enumerate(completions)]
+
+
+class WithoutEqualGroups(trl.GRPOTrainer):
+    def _compute_loss(self, model, inputs):
+        kept, tables = inputs["advantages"] != 0, ("prompt", "completion", "advantages")
+        own = {name: x[kept] if name.startswith(tables) else x for name, x in inputs.items()}
+        return super()._compute_loss(model, own)
+
+
+def test_a_loss_of_some_of_its_rows_is_told(tmp_path):
+    trainer = make(tmp_path, cls=WithoutEqualGroups, funcs=[equal_at_first], loss_type="grpo", max_steps=1)
+    check = StepCheck(trainer, 1)
+    trainer.train()
+    report = check.reports[1]
+    assert report.first is None and report["advantages"].verdict == "same", report
+    for name in ("loss", "gradient"):
+        assert report[name].verdict == "cannot tell" and report[name].cause == "the loss scores 4 of 8 rows", report
+
+
 @pytest.mark.parametrize("kind", SCORERS)
 def test_a_reward_that_is_an_object_stays_one(kind, tmp_path):
     reward = kind()

@@ -610,6 +610,12 @@ class StepListener:
 
     def _note_loss(self, loss: Any, inputs: Any, coefficient: float | None) -> None:
         logps, entropies, *others = self._scored[-1] if self._scored else (None, None)
+        if logps is not None and (there := inputs.get("completion_mask")) is not None and logps.shape != there.shape:
+            same = len(logps) == len(there)  # a subclass may filter or cut what it is given
+            said = "other tokens than it is given" if same else f"{len(logps)} of {len(there)} rows"
+            for stage in ("loss", "gradient"):
+                self._record.notice(stage, "cannot tell", f"the loss scores {said}")
+            logps = entropies = None
         if isinstance(loss, tuple):  # a distillation's, with numbers for the log
             loss = loss[0]
         generation, value = len(self._record.outputs) - 1, float(loss.detach())
