@@ -243,6 +243,13 @@ def test_what_cannot_be_checked_is_refused(tmp_path):
     assert check_step(trainer, batch=rows).first is None
 
 
+@pytest.mark.parametrize("size, steps", [(4, 3), (4, 8), (8, 1)])
+def test_a_batch_below_one_generation_is_refused(size, steps, tmp_path):
+    trainer = make(tmp_path, gradient_accumulation_steps=steps, per_device_train_batch_size=size)
+    with pytest.raises(ParameterError, match=f"batch has 4 rows, expected {size * steps} or a multiple"):
+        check_step(trainer, batch=[{"prompt": PROMPTS[0]}] * 4)
+
+
 class DetachedEntropies(trl.GRPOTrainer):
     def _get_per_token_logps_and_entropies(self, *args, **kwargs):
         logps, entropies, *others = super()._get_per_token_logps_and_entropies(*args, **kwargs)

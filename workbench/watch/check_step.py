@@ -66,13 +66,14 @@ def check_step(trainer: Any, batch: list[dict] | None = None, meant: Sequence[st
     Raises:
         RunError: vLLM does not sample, for example because its engine is closed; `trainer.model` was replaced; the step needs
             what only `train()` makes.
-        ParameterError: another trainer, one without data, a batch that is no whole number of groups or has several prompts in
-            one, or a name in `meant` that is no stage's.
+        ParameterError: another trainer, one without data, a batch that is no whole number of groups or generations or has
+            several prompts in a group, or a name in `meant` that is no stage's.
         Exception: any error of the step itself, for example in a reward function; the trainer is then unchanged, too.
     """
     names = stage_names("meant", meant)
     if batch and kind_of(trainer) in ("GRPO", "RLOO") and len(batch) % trainer.num_generations == 0:
         _check_groups(batch, trainer.num_generations)
+        _check_size(batch, trainer.args.per_device_train_batch_size * trainer.args.steps_per_generation)
     return _without_callbacks(trainer, check_any_step(trainer, batch)).with_meant(names)
 
 
@@ -83,6 +84,15 @@ def _check_groups(batch: Sequence[Mapping[str, Any]], size: int) -> None:
         raise ParameterError(
             f"check_step: batch has another prompt within a group; give each row {size} times in a row (num_generations): "
             f"batch=[row for row in rows for _ in range({size})]"
+        )
+
+
+def _check_size(batch: Sequence, size: int) -> None:
+    """Refuse a batch that is no whole number of generations: TRL splits each into micro-batches, some of them empty."""
+    if len(batch) % size:
+        raise ParameterError(
+            f"check_step: batch has {len(batch)} rows, expected {size} or a multiple: one generation takes "
+            "per_device_train_batch_size * steps_per_generation rows in each process"
         )
 
 
