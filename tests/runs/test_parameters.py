@@ -249,6 +249,16 @@ def test_infinity_is_refused_even_where_any_number_goes(tmp_path, value):
         check_parameters(known, {"rate": value})
 
 
+@pytest.mark.parametrize(
+    "value", ["[1e400]", "{'a': [1, -1e400]}", [float("nan")], {"a": float("inf")}, {1: 2}], ids=str
+)
+def test_infinity_is_refused_within_a_list_or_a_mapping(tmp_path, value):
+    cell = "value: dict = {}" if "{" in str(value) else "value: list = []"
+    for known in (of_cell(tmp_path, cell), of_cell(tmp_path, "value = None")):
+        with pytest.raises(ParameterError, match=r"parameter value=.*expected finite numbers"):
+            check_parameters(known, {"value": value})
+
+
 @given(st.integers(0, 1000), st.floats(0, 1), st.booleans())
 def test_a_check_of_text_equals_a_check_of_the_value(known, seed, rate, flag):
     values = {"seed": seed, "learning_rate": rate, "interactive": flag}

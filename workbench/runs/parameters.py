@@ -298,6 +298,10 @@ def _checked(parameter: Parameter, value):
     )
     if wrong:
         raise _wrong_value(parameter, value)
+    if isinstance(value, list | dict) and jsonable(value) != value:  # params.json would change it
+        raise ParameterError(
+            f"parameter {parameter.name}={repr(value)[:200]}: expected finite numbers, and texts as the names of a mapping"
+        )
     if value == "" and parameter.default:
         raise ParameterError(
             f"parameter {parameter.name}='': expected a text, such as the default {parameter.default!r}"
