@@ -302,6 +302,12 @@ def test_a_row_without_any_score_is_a_note():
     assert says(report, NOTE) == "it gives None for all completions of 1 of 6 rows" and says(report, PROBLEM) == ""
 
 
+@pytest.mark.parametrize("rows", [ROWS, [{"prompt": row["prompt"]} for row in ROWS]], ids=["answers", "none"])
+def test_a_reward_that_scores_no_row_is_a_problem(rows):
+    report = try_reward(lambda completions, **columns: [None] * len(completions), rows)
+    assert "it gives None for every completion: it scores none of your rows" in says(report, PROBLEM)
+
+
 def test_of_a_slow_function_two_prompts_are_asked(monkeypatch):
     monkeypatch.setattr("workbench.reward.trial._SLOW", -1.0)
     report = try_reward(careful, ROWS)

@@ -678,7 +678,11 @@ class _Trial:
             says = f"it gives None for {_several(kinds)}: a training counts 0 there, or the other functions alone"
             self._add(WARNING, says, _shown(some[0][1]))
         rows = {row for _, _, row in self.unscored} - self.scored
-        if rows:
+        if len(rows) == len(self.rows):
+            self._add(
+                PROBLEM, "it gives None for every completion: it scores none of your rows, and nothing was judged"
+            )
+        elif rows:
             self._add(NOTE, f"it gives None for all completions of {len(rows)} of {len(self.rows)} rows")
 
     def _behaviour(self, form: str) -> None:
