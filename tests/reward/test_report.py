@@ -223,6 +223,12 @@ def test_a_completion_without_a_step_is_left_out_and_said():
     assert report.damage == ("1 of 90 completions have no number as their step; left out.",)
 
 
+def test_an_infinite_reward_is_left_out_and_said_in_json_too():
+    report = reward_report([row | {"reward": float("-inf")} if k in (4, 9) else row for k, row in enumerate(LONGER)])
+    assert report.completions == len(LONGER) - 2
+    assert report.as_json()["damage"] == ["2 of 90 completions have an infinite reward; left out."]
+
+
 def test_of_one_step_nothing_is_said_over_the_run():
     report = reward_report([row | {"step": 0, "prompt": f"p{row['step']}"} for row in LONGER])
     assert "has too few steps to say whether this changes" in report.headline and "quarter, " not in report.headline

@@ -202,7 +202,7 @@ class RewardReport:
         return pd.DataFrame(rows)
 
     def as_json(self) -> dict:
-        """Strict JSON: verdict, headline, and each feature with its numbers."""
+        """Strict JSON: verdict, headline, damage, and each feature with its numbers."""
         features = [
             {
                 "feature": paid.name,
@@ -226,6 +226,7 @@ class RewardReport:
             "groups": self.groups,
             "total": self.total,
             "target": self.target,
+            "damage": list(self.damage),
         }
         return jsonable(about | {"completions": self.completions, "answers": self.answers, "features": features})
 
@@ -299,6 +300,8 @@ def reward_report(source: Any, *, answers: Any = None, features: Sequence[Featur
     table, damage = load_completions(source, answers)
     rewards, target = _target(table)
     rng = np.random.default_rng(seed)
+    if infinite := int(np.isinf(rewards).sum()):
+        damage = [*damage, f"{infinite:,} of {len(table):,} completions have an infinite {target}; left out."]
     keep = np.isfinite(rewards)
     table, rewards = table[keep].reset_index(drop=True), rewards[keep]
     if len(table) > MOST:
