@@ -3,6 +3,7 @@
 import dataclasses
 import gzip
 import json
+import math
 from typing import ClassVar
 
 import numpy as np
@@ -10,7 +11,7 @@ import pytest
 import torch
 import trl
 from conftest import daily
-from step_cases import make
+from step_cases import length, make
 
 from workbench.errors import ParameterError
 from workbench.replay.batches import check_batches
@@ -432,6 +433,20 @@ def as_iterator(completions, **_):
 def test_rewards_in_any_sequence_are_read(tmp_path):
     report = check_step(make(tmp_path, funcs=[as_array, as_tensor, as_iterator]))
     assert report["rewards"].verdict == "same", report
+
+
+def refusing(completions, **_):
+    return [-math.inf if i % 4 == 0 else float(len(text)) for i, text in enumerate(completions)]
+
+
+def test_rewards_that_are_not_finite_are_named(tmp_path):
+    for cls in (trl.GRPOTrainer, trl.RLOOTrainer):
+        report = check_step(make(tmp_path, cls=cls, funcs=[length, refusing]))
+        assert report.first.name == "rewards", report
+        assert report.first.cause == "2 rewards are not finite: refusing" and report.first.where == "rows 0, 4"
+        assert report["advantages"].verdict == "cannot tell" and report["metrics"].verdict == "same", report
+    clipped = make(tmp_path, cls=trl.RLOOTrainer, funcs=[refusing], reward_clip_range=(-1.0, 1.0))
+    assert check_step(clipped).first is None
 
 
 def test_one_call_shows_rewards_of_equal_completions(tmp_path):

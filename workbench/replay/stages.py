@@ -233,6 +233,11 @@ def check_rewards(step: Step) -> Stage:
         return Stage("rewards", "cannot tell", "the rewards of this process's rows are not known")
     wrong = ~np.isclose(used, step.returned, rtol=1e-5, atol=1e-6, equal_nan=True)
     if not wrong.any():
+        if (infinite := _infinite(step, used)).any():
+            names = dict(enumerate(step.settings.get("reward_func_names") or []))
+            named = ", ".join(names.get(f, f"function {f}") for f in np.flatnonzero(infinite.any(axis=0)))
+            rows = np.flatnonzero(infinite.any(axis=1))
+            return Stage("rewards", "different", f"{infinite.sum()} rewards are not finite: {named}", where=places(rows))
         said = f"{used.shape[1]} functions, {len(used)} rows"
         if unlike := _copies_with_other_rewards(step, used):
             said += ": equal completions of one group have different rewards, so a function is random or mixes up rows"
@@ -244,6 +249,12 @@ def check_rewards(step: Step) -> Stage:
         if np.allclose(np.roll(step.returned, shift, axis=0)[1:-1], used[1:-1], equal_nan=True):
             cause += f": each has that of the row {neighbour} it"
     return Stage("rewards", "different", cause, float(np.nanmax(np.abs(used - step.returned))), places(rows))
+
+
+def _infinite(step: Step, rewards: np.ndarray) -> np.ndarray:
+    """(N, F), 1 where a reward is infinite and nothing clips it: its group has no mean."""
+    limits = step.settings.get("reward_clip_range")
+    return np.isinf(np.clip(rewards, *limits) if limits else rewards)
 
 
 def _own_rows(step: Step, table: np.ndarray) -> np.ndarray:
@@ -285,6 +296,8 @@ def check_advantages(step: Step, kl: np.ndarray | None = None) -> Stage:
         return Stage("advantages", "cannot tell", cause)
     if len(step.rewards) != len(step.advantages):
         return Stage("advantages", "cannot tell", "the rewards of this step are not known")
+    if any(_infinite(step, table).any() for table in step.rewards):
+        return Stage("advantages", "cannot tell", "a reward is not finite, and its group has no mean")
     used = _one_a_row(step)
     if used is None:
         cause = "the trainer gives each token an advantage of its own, and the definition gives one to each completion"
@@ -567,7 +580,7 @@ def _logged_of_generation(step: Step) -> tuple[dict[str, float], dict[str, float
             roundings[f"rewards/{name}/mean"] = float(mean_rounding(column)[0])
             spread[f"rewards/{name}/std"] = column, np.zeros_like(column)
     for name, (values, rounding) in spread.items():
-        if (~np.isnan(values)).sum() > 1:
+        if (~np.isnan(values)).sum() > 1 and not np.isinf(values).any():
             expected[name] = float(np.nanstd(values, ddof=1))
             roundings[name] = float(spread_rounding(values, rounding)[0])
     limits = step.settings["reward_clip_range"] if step.kind == "RLOO" else None
@@ -656,16 +669,19 @@ def of_logged(
     """
     logged, limits, roundings = {n: float(metrics[n]) for n in expected if n in metrics}, limits or {}, roundings or {}
     allowed = {n: limits.get(n, 1e-4) * max(1, abs(value)) + roundings.get(n, 0.0) for n, value in logged.items()}
-    wrong = {
-        name: value
-        for name, value in logged.items()
-        if not abs(value - expected[name]) <= allowed[name] and not (math.isnan(value) and math.isnan(expected[name]))
-    }
+    wrong = {name: value for name, value in logged.items() if not _is_near(value, expected[name], allowed[name])}
     if not wrong:
         shown = {name: value for name, value in logged.items() if not name.startswith("clip_ratio/") or value}
         return Stage("metrics", "same", ", ".join(f"{name} {value:.3g}" for name, value in shown.items()))
     said = "; ".join(f"{name} is logged as {value:.3g}, but is {expected[name]:.3g}" for name, value in wrong.items())
     return Stage("metrics", "different", said, max(abs(value - expected[name]) for name, value in wrong.items()))
+
+
+def _is_near(value: float, expected: float, allowed: float) -> bool:
+    """Say whether a number is the expected one; one that is not finite has to be the same."""
+    if math.isfinite(value) and math.isfinite(expected):
+        return abs(value - expected) <= allowed
+    return value == expected or (math.isnan(value) and math.isnan(expected))
 
 
 def stages_of_rows(step: Step, decode: Callable[[list[int]], str], kl: np.ndarray | None = None) -> list[Stage | None]:
