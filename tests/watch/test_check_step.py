@@ -25,6 +25,7 @@ from step_cases import (
     PROMPTS,
     SMALL,
     NegatedAdvantages,
+    OnePromptEach,
     ShiftedRewards,
     length,
     losing_a_gradient,
@@ -240,6 +241,8 @@ def test_what_cannot_be_checked_is_refused(tmp_path):
             check_step(trainer, batch=batch)
     with pytest.raises(ParameterError, match="another prompt within a group; give each row 4 times in a row"):
         check_step(trainer, batch=[{"prompt": prompt} for prompt in PROMPTS])
+    with pytest.raises(ParameterError, match="another answer within a group"):
+        check_step(trainer, batch=[{"prompt": PROMPTS[0], "answer": number} for number in range(8)])
     assert check_step(trainer, batch=rows).first is None
 
 
@@ -786,6 +789,26 @@ def test_a_column_of_another_row_is_named(cls, rows, tmp_path):
     rewards = check_step(trainer)["rewards"]
     assert (rewards.verdict == "different") == (rewards.where == "rows 3, 7") == bool(rows), rewards
     assert ("other values of 'wanted' than 2 of 8 rows" in rewards.cause) == bool(rows), rewards
+
+
+def likely_near(completions, **columns):
+    name = "".join(["wan", "ted"])  # which its code does not show
+    return near(completions, columns[name])
+
+
+@pytest.mark.parametrize(
+    "function, verdict, said",
+    [
+        (near, "different", "groups [0, 1] hold several values of 'wanted': rewards are compared across tasks"),
+        (likely_near, "cannot tell", "groups [0, 1] hold several values of 'wanted', which a reward function may read"),
+        (length, "same", ""),
+    ],
+)
+def test_groups_of_several_tasks_are_named(function, verdict, said, tmp_path):
+    trainer = make(tmp_path, cls=OnePromptEach, funcs=[function])
+    trainer.train_dataset = Dataset.from_dict({"prompt": [PROMPTS[0]] * 4, "wanted": [5, 20, 30, 40]})
+    rewards = check_step(trainer)["rewards"]
+    assert rewards.verdict == verdict and rewards.cause.startswith(said), rewards
 
 
 class ColumnsLowered(trl.GRPOTrainer):

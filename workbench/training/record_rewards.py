@@ -40,6 +40,9 @@ def apart(value: Any, made: dict[int, Any] | None = None) -> Any:
 _TEXTS = ("prompts", "completions", "completion_ids")  # reward functions get these lists, and the columns
 
 
+_PICTURES = ("image", "images")  # columns that are part of a prompt
+
+
 _UNDECIDED = ("same", "rounding", "cannot tell")  # verdicts
 
 
@@ -226,6 +229,25 @@ def _note_rows(
     columns = {name: values for name, values in given.items() if name not in written}
     for name, rows in _mixed_columns(columns, own.get("inputs") or []).items():
         record.judged_otherwise.setdefault(f"values of {name!r}", set()).update(first + row for row in rows)
+
+
+def note_groups(record: StepRecord, functions: Iterable[Any], rows: list[dict], size: int) -> None:
+    """Note groups of one prompt whose rows have several values of a column that a reward function reads: several tasks."""
+    groups = [rows[start : start + size] for start in range(0, len(rows), size)] if len(rows) % size == 0 else []
+    called = [function for function in functions if callable(function) and not isinstance(function, torch.nn.Module)]
+    for name in sorted({name for row in rows for name in row} - {"prompt"}):
+        mixed = [g for g, group in enumerate(groups) if any(_is_other_task(row, group[0], name) for row in group)]
+        found = {reads(function, name) for function in called}
+        cause = f"groups {mixed[:5]} hold several values of {name!r}"
+        if mixed and (True in found or name in _PICTURES):
+            record.notice("rewards", "different", f"{cause}: rewards are compared across tasks")
+        elif mixed and None in found:
+            record.notice("rewards", "cannot tell", f"{cause}, which a reward function may read", over=_UNDECIDED)
+
+
+def _is_other_task(row: Mapping[str, Any], first: Mapping[str, Any], name: str) -> bool:
+    """Say whether a row has the prompt of the first one of its group, and another value of a column."""
+    return is_same(row.get("prompt"), first.get("prompt")) and not is_same(row.get(name), first.get(name))
 
 
 def _is_freshly_seeded() -> bool:

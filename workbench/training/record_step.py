@@ -31,7 +31,7 @@ from .processes import (
     own_part,
     whole,
 )
-from .record_rewards import Hearing, apart, heard
+from .record_rewards import Hearing, apart, heard, note_groups
 from .rows import eos_ids, policy_of, tokenizer_of
 from .snapshot import Snapshot, host_copy, modules_restored, sums_of
 from .step_record import MicroBatch, StepRecord, row_tokens
@@ -642,6 +642,8 @@ class StepListener:
             self._generating = False
         if record.open:
             record.inputs.extend(rows)
+            if functions := getattr(self._trainer, "reward_funcs", None):  # a distillation has none
+                self._guarded(note_groups, record, functions, rows, self._trainer.num_generations)
             record.outputs.append(copied(result))
             self._guarded(match_rows, record, before, tokenizer_of(self._trainer).pad_token_id)
         record.open = False

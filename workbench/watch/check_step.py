@@ -13,6 +13,7 @@ from ..training.optimizer_step import has_modes
 from ..training.processes import failing_together, whole_weights
 from ..training.record_async import record_async_step
 from ..training.record_distillation import record_distillation_step
+from ..training.record_rewards import is_same
 from ..training.record_step import hooks_at_rest, record_step, restored
 from ..training.snapshot import modules_restored
 from ..training.step_numbers import kind_of, step_of, with_counted_items
@@ -78,13 +79,14 @@ def check_step(trainer: Any, batch: list[dict] | None = None, meant: Sequence[st
 
 
 def _check_groups(batch: Sequence[Mapping[str, Any]], size: int) -> None:
-    """Refuse rows that are not repeated as the trainer's own sampler repeats them: their groups would hold several prompts."""
-    starts = range(0, len(batch), size)
-    if any(row.get("prompt") != batch[start].get("prompt") for start in starts for row in batch[start : start + size]):
-        raise ParameterError(
-            f"check_step: batch has another prompt within a group; give each row {size} times in a row (num_generations): "
-            f"batch=[row for row in rows for _ in range({size})]"
-        )
+    """Refuse rows that are not repeated as the trainer's own sampler repeats them: their groups would hold several tasks."""
+    pairs = [(row, batch[start]) for start in range(0, len(batch), size) for row in batch[start : start + size]]
+    for name in dict.fromkeys(["prompt", *(name for row in batch for name in row)]):
+        if not all(is_same(row.get(name), first.get(name)) for row, first in pairs):
+            raise ParameterError(
+                f"check_step: batch has another {name} within a group; give each row {size} times in a row "
+                f"(num_generations): batch=[row for row in rows for _ in range({size})]"
+            )
 
 
 def _check_size(batch: Sequence, size: int) -> None:
