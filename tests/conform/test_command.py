@@ -26,6 +26,10 @@ def without_clip(logps, old_logps, advantages, mask, total_tokens):
     ratio, a = np.exp(np.where(mask > 0, logps - old_logps, 0)), advantages[:, None]
     slopes = -ratio * a * mask / max(total_tokens, 1)
     return slopes.sum(), slopes
+
+
+def ends(logps):
+    raise SystemExit(0)
 """
 BLOCKED = "torch transformers trl vllm accelerate"
 
@@ -34,6 +38,7 @@ BLOCKED = "torch transformers trl vllm accelerate"
 def project(tmp_path, monkeypatch):
     """A folder with a module `my_loss`, in which commands are called."""
     (tmp_path / "my_loss.py").write_text(LOSS)
+    (tmp_path / "my_exit.py").write_text("raise SystemExit(0)")
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(str(tmp_path))
     return tmp_path
@@ -67,6 +72,8 @@ def test_json_has_an_object_for_each_case(project, capsys):
     [
         ("my_loss --as dapo", "my_loss: expected MODULE:FUNCTION"),
         ("no_loss:f --as dapo", "no_loss:f: ModuleNotFoundError: No module named 'no_loss'"),
+        ("my_exit:f --as dapo", "my_exit:f: SystemExit: 0"),
+        ("my_loss:ends --as dapo", "none of the 39 cases of dapo has an answer: raised SystemExit: 0"),
         ("my_loss:policy --as dapo", "my_loss:policy: AttributeError"),
         ("my_loss:LOSS --as dapo", "AttributeError"),
         ("my_loss:np --as dapo", "my_loss:np is module: expected a function"),
@@ -104,3 +111,6 @@ def test_pytest_gets_one_test_for_each_case(pytester):
     refused = pytester.runpytest_inprocess(*plugin, "--conform", "my_loss:policy_loss")
     assert refused.ret == pytest.ExitCode.USAGE_ERROR
     refused.stderr.fnmatch_lines(["*--conform MODULE:FUNCTION and --conform-as NAME go together*"])
+    ended = pytester.runpytest_inprocess(*plugin, "--conform", "my_loss:ends", "--conform-as", "dapo")
+    assert ended.ret == pytest.ExitCode.USAGE_ERROR
+    ended.stderr.fnmatch_lines(["*none of the 39 cases of dapo has an answer: raised SystemExit: 0*"])

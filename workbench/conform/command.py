@@ -32,7 +32,7 @@ def load_function(target: str) -> Callable[..., Any]:
         function = importlib.import_module(module)
         for part in name.split("."):
             function = getattr(function, part)
-    except Exception as error:  # the module is anybody's
+    except (Exception, SystemExit) as error:  # the module is anybody's
         raise ParameterError(f"{target}: {type(error).__name__}: {error}") from error
     if not callable(function):
         raise ParameterError(f"{target} is {type(function).__name__}: expected a function")

@@ -141,7 +141,7 @@ def conform_report(function: Callable[..., Any], definition: str, name: str = ""
                 answers[question.name] = _ask(function, definition, question)
         except NotOffered as reason:
             results.append(Result(question.name, Verdict.NOT_OFFERED, str(reason)))
-        except Exception as error:  # the function is anybody's
+        except (Exception, SystemExit) as error:  # the function is anybody's
             results.append(Result(question.name, Verdict.WRONG, f"raised {type(error).__name__}: {error}"))
         else:
             results.append(_compared(question, question.expected[definition], answers[question.name]))
