@@ -181,6 +181,21 @@ def test_a_row_that_the_loss_takes_otherwise_is_named(name, tmp_path):
     assert "are 1 times" not in first.cause, first
 
 
+class SamplesEachTime(trl.GRPOTrainer):
+    """Forgets what it has sampled before each micro-batch."""
+
+    def _prepare_inputs(self, batch):
+        self._buffered_inputs = None
+        return super()._prepare_inputs(batch)
+
+
+def test_rows_of_a_generation_that_is_dropped_are_named(tmp_path):
+    trainer = make(tmp_path, cls=SamplesEachTime, gradient_accumulation_steps=2, per_device_train_batch_size=4)
+    first = check_step(trainer).first
+    assert first is not None and first.name == "batches", first
+    assert first.cause.startswith("4 generated rows are in no micro-batch"), first
+
+
 class SecondPassApart(trl.GRPOTrainer):
     """Its second pass has the rows in another order than their old log-probs."""
 
