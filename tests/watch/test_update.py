@@ -350,6 +350,25 @@ def test_a_schedule_of_another_length_is_told(cls, verdict, tmp_path):
     assert (said in updates[0].cause) == (cls is TwiceAsLong), updates
 
 
+def constant_times(factor):
+    class OwnSchedule(trl.GRPOTrainer):
+        def create_scheduler(self, num_training_steps, optimizer=None):
+            self.lr_scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer or self.optimizer, lambda step: factor)
+            return self.lr_scheduler
+
+    return OwnSchedule
+
+
+@pytest.mark.parametrize("factor, verdict", [(1.0, "same"), (100.0, "cannot tell")])
+def test_a_schedule_of_ones_own_is_said(factor, verdict, tmp_path):
+    trainer = make(tmp_path, cls=constant_times(factor), max_steps=1, disable_tqdm=True)
+    check = StepCheck(trainer, 1)
+    trainer.train()
+    update = check.reports[1]["update"]
+    assert update.verdict == verdict and "its schedule is not compared with the config" in update.cause, update
+    assert ("the rate is 100 times args.learning_rate" in update.cause) == (factor > 1), update
+
+
 def test_a_constant_rate_of_0_is_said_with_its_schedule(tmp_path):
     update = update_of(tmp_path, learning_rate=0.0, lr_scheduler_type="constant")
     assert update.verdict == "cannot tell"

@@ -65,6 +65,7 @@ class OptimizerStep:
     is_own: bool = False  # the user's, of which the config says nothing
     unlike_args: list[str] = field(default_factory=list)  # its settings that are not those of the config
     other_decay: list[str] = field(default_factory=list)  # parameters that transformers puts into the other group
+    has_own_schedule: bool = False  # a scheduler that transformers did not make
     is_scheduled: bool = True  # False: the trainer's scheduler sets the rate of another optimizer
     norm: float = 0.0  # of the gradient, before clipping
     expected_norm: float = 0.0  # after clipping
@@ -178,6 +179,7 @@ def _described(
     if trainer.state.global_step == 0:
         step.counted = _steps_without_averages(optimizer.state.values())
     step.is_own = not _is_made_by_transformers(trainer, optimizer, is_new)
+    step.has_own_schedule = trainer.lr_scheduler is not None and not getattr(trainer, "_created_lr_scheduler", False)
     if not step.is_own:
         step.unlike_args = _settings_unlike_args(trainer, optimizer)
     step.is_scheduled = not _is_scheduler_of_another(trainer, optimizer)

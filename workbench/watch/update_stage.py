@@ -11,6 +11,7 @@ from ..training.updates import LEAST_MOVED
 _CLIPPED_NORM = 0.02  # by how much the norm after clipping may be another; bfloat16 rounds by up to 0.4% an element
 _LEAST_KEPT = 0.01  # of a step's length after clipping: below it next to nothing is left
 _DOMINATES = 0.5  # share of a step
+_MUCH_FASTER = 10.0  # times the config's learning rate, above which a schedule of one's own is asked about
 
 
 def update_stage(record: StepRecord, policy: Any, args: Any, state: Any) -> Stage:
@@ -45,6 +46,10 @@ def update_stage(record: StepRecord, policy: Any, args: Any, state: Any) -> Stag
         if any(group.slope > 0 for group in step.groups):
             cause += "; it goes along the gradient, which a momentum or weight decay can explain"
         return Stage("update", "cannot tell", cause, share)
+    is_schedules = step.has_own_schedule and not step.is_own
+    if is_schedules and step.learning_rate is not None and step.learning_rate > _MUCH_FASTER * args.learning_rate:
+        times = f"{step.learning_rate / args.learning_rate:.3g} times" if args.learning_rate else "above"
+        return Stage("update", "cannot tell", f"{said}; the rate is {times} args.learning_rate", share)
     if step.other_decay:
         cause = (
             f"{said}; weight decay leaves out what transformers decays, or the reverse, in {_listed(step.other_decay)}"
@@ -62,6 +67,8 @@ def _said(step: OptimizerStep, policy: Any, share: float) -> str:
     said = f"{step.optimizer} moves {share:.2%} of the elements that have a gradient, at {rate}"
     if step.is_own:
         said += "; its settings are not compared with the config, since it may be your own"
+    elif step.has_own_schedule:
+        said += "; its schedule is not compared with the config, since it may be your own"
     if resting := [name for group in step.groups if group.rests for name in group.names]:
         said += f"; {_listed(resting)} rest, at a rate of 0"
     total = sum(p.numel() for p in policy.parameters())
