@@ -318,6 +318,69 @@ def test_what_callbacks_do_around_an_update_is_seen(cls, kind, tmp_path, capsys)
     assert not set(vars(trainer.callback_handler)) & {"on_optimizer_step", "on_pre_optimizer_step"}
 
 
+class Halves(TrainerCallback):
+    @torch.no_grad()
+    def on_substep_end(self, *args, model=None, **_):
+        for parameter in model.parameters():
+            parameter.grad.mul_(0.5)
+
+
+class ShrinksBetween(TrainerCallback):
+    @torch.no_grad()
+    def on_substep_end(self, *args, model=None, **_):
+        for parameter in model.parameters():
+            parameter.mul_(0.99)
+
+
+class ShrinksAtOnce(TrainerCallback):
+    @torch.no_grad()
+    def on_pre_optimizer_step(self, *args, model=None, **_):
+        for parameter in model.parameters():
+            parameter.mul_(0.99)
+
+
+class FasterBetween(TrainerCallback):
+    def on_substep_end(self, *args, optimizer=None, **_):
+        for group in optimizer.param_groups:
+            group["lr"] *= 100
+
+
+class FasterAtOnce(TrainerCallback):
+    def on_pre_optimizer_step(self, *args, optimizer=None, **_):
+        for group in optimizer.param_groups:
+            group["lr"] *= 100
+
+
+class LooksAll(Looks):
+    def on_step_begin(self, *args, **_):
+        pass
+
+    on_substep_end = on_step_begin
+
+
+CHANGED = {
+    Halves: "Halves changes the gradient of the checked update in on_substep_end",
+    ShrinksBetween: "ShrinksBetween changes the weights of the checked update in on_substep_end",
+    ShrinksAtOnce: "ShrinksAtOnce changes the weights of the checked update in on_pre_optimizer_step",
+    FasterBetween: "FasterBetween changes the learning rate of the checked update in on_substep_end",
+    FasterAtOnce: "FasterAtOnce changes the learning rate of the checked update in on_pre_optimizer_step",
+    Rate: "Rate changes the learning rate of the checked update in on_step_begin",
+    LooksAll: "",
+}
+
+
+@pytest.mark.parametrize("kind", CHANGED)
+def test_what_a_callback_added_later_changes_is_seen(kind, tmp_path):
+    two = {"gradient_accumulation_steps": 2, "per_device_train_batch_size": 4}
+    trainer = make(tmp_path, max_steps=1, disable_tqdm=True, **two)
+    check = StepCheck(trainer, 1)
+    trainer.add_callback(kind())
+    trainer.train()
+    update = check.reports[1]["update"]
+    assert update.verdict == ("different" if CHANGED[kind] else "same"), update
+    assert update.cause.startswith(CHANGED[kind]), update
+
+
 class ScheduledTwice(trl.GRPOTrainer):
     def training_step(self, *args):
         self.lr_scheduler.step()

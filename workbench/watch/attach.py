@@ -5,6 +5,7 @@ import os
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -119,7 +120,9 @@ class StepCheck(LiveCallback):
         self._moved: tuple[int, list[float]] | None = None  # a checked update, and the sums of the weights that it made
         self._hooks.append(hook(trainer, "get_batch_samples", self._around_batches))
         handler = trainer.callback_handler
-        self._hooks.append(hook(handler, "on_pre_optimizer_step", self._around_gradients))
+        self._before: dict[str, list[float]] | None = None  # what callbacks may change, as the checked update has it
+        for event in ("on_step_begin", "on_substep_end", "on_pre_optimizer_step"):
+            self._hooks.append(hook(handler, event, partial(self._around_callbacks, event)))
         self._hooks.append(hook(handler, "on_optimizer_step", self._around_weights))
         if hasattr(trainer, "num_iterations"):
             self._hooks.append(hook(trainer, "_generate_and_score_completions", self._around_generation))
@@ -141,15 +144,28 @@ class StepCheck(LiveCallback):
             self._generated = self.guarded(copied, result)
         return result
 
-    def _around_gradients(self, original: Callable, *args: Any, **kwargs: Any):
-        """Compare the gradient that the optimizer gets with the clipped one."""
+    def _around_callbacks(self, event: str, original: Callable, *args: Any, **kwargs: Any):
+        """Compare what the optimizer will take before and after the callbacks of an event; at the begin, those added later."""
         step = self._trainer.state.global_step + 1
-        before = self.guarded(self._sums, "grad") if step in self.reports else None
+        self._before = self.guarded(self._of_update) if step in self.reports else None
         result = original(*args, **kwargs)
-        if before is not None and self.guarded(self._differ, "grad", before):
-            names = ", ".join(others_with(self._trainer, "on_pre_optimizer_step")) or "a callback"
-            self._amend(step, f"{names} changes the gradient after it is clipped, before the optimizer takes it")
+        before, after = self._before, None if self._before is None else self.guarded(self._of_update)
+        self._before = None
+        if before is not None and after is not None:
+            changed = [name for name in before if not np.array_equal(before[name], after[name], equal_nan=True)]
+            names = ", ".join(others_with(self._trainer, event)) or "a callback"
+            if changed:
+                self._amend(step, f"{names} changes the {' and the '.join(changed)} of the checked update in {event}")
         return result
+
+    def _of_update(self) -> dict[str, list[float]]:
+        """Sums of gradients and of weights, and the learning rates, by what they are."""
+        optimizer = self._trainer.optimizer
+        groups = [] if optimizer is None else optimizer.param_groups
+        rates = [float(group["lr"]) for group in groups if group.get("lr") is not None]
+        # An optimizer with two modes switches to other weights.
+        weights = [] if has_modes(optimizer) else self._sums("data")
+        return {"gradient": self._sums("grad"), "weights": weights, "learning rate": rates}
 
     def _around_weights(self, original: Callable, *args: Any, **kwargs: Any):
         step = self._trainer.state.global_step + 1
@@ -245,6 +261,7 @@ class StepCheck(LiveCallback):
         if samples == "new":
             self._sampled = step, report
         self.reports[step] = report
+        self._before = self._of_update()
         self._say(step)
 
     def _say(self, step: int) -> None:
