@@ -150,6 +150,10 @@ def test_a_number_that_yaml_takes_for_a_text_is_one(tmp_path):
         ("[1]", "expected TRL's arguments as NAME: VALUE"),
         ("gradient_accumulation_steps: two", "gradient_accumulation_steps='two': expected a whole number"),
         ("top_k: '50'", "top_k='50': expected a number"),
+        ("use_vllm: true\nvllm_importance_sampling_mode: 5", "vllm_importance_sampling_mode=5: expected a word"),
+        ("generation_batch_size: 4", "generation_batch_size=4, per_device_train_batch_size=8 .*expected a multiple"),
+        ("mask_truncated_completions: 'false'", "='false': expected true or false, without quotes"),
+        ("loss_typ: dapo", "loss_typ: expected an argument of TRL; did you mean 'loss_type'"),
         ("generation_kwargs: [1]", r"generation_kwargs=\[1\]: expected a mapping, NAME: VALUE"),
         ("a: [", "not YAML"),
     ],
@@ -160,6 +164,15 @@ def test_a_file_that_is_no_settings_is_refused(text, said, tmp_path):
         read_settings(tmp_path / "a.yaml")
     with pytest.raises(ParameterError, match="no such file"):
         read_settings(tmp_path / "b.yaml")
+
+
+def test_no_argument_of_trl_is_taken_for_a_misspelt_one(tmp_path):
+    from trl import GRPOConfig, ModelConfig, RLOOConfig, ScriptArguments
+
+    configs = (GRPOConfig, RLOOConfig, ModelConfig, ScriptArguments)
+    names = {field.name for config in configs for field in dataclasses.fields(config)}
+    (tmp_path / "a.json").write_text(json.dumps(dict.fromkeys(names)))
+    assert read_settings(tmp_path / "a.json")["loss_type"] == "dapo"
 
 
 def test_a_release_without_settings_is_refused(capsys):

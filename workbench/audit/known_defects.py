@@ -12,7 +12,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from ..errors import ParameterError
+from ..errors import ParameterError, did_you_mean
 from ..extras import packaged
 from ..logs.settings import read_arguments
 
@@ -45,6 +45,12 @@ _NUMBERS = (
 
 
 _REAL_NUMBERS = ("beta", "min_p", "top_entropy_quantile", "top_k", "top_p")
+_FLAGS = ("mask_truncated_completions", "use_peft", "use_vllm", "vllm_importance_sampling_correction")
+_WORDS = (
+    "importance_sampling_level", "loss_type", "multi_objective_aggregation", "vllm_importance_sampling_mode", "vllm_mode",
+)  # fmt: skip
+_READ = {*DEFAULTS, *_NUMBERS, *_REAL_NUMBERS, *_FLAGS, *_WORDS, "generation_kwargs", "missing_eos_penalty"}
+_NEAR = 0.9  # no other argument of TRL is as near to one of these names; a test asks them all
 _YAML_TEXT = re.compile(r"\d+(?:\.\d*)?[eE][-+]?\d+")  # `1e-3`, which YAML takes for a text and TRL for a number
 
 
@@ -224,7 +230,10 @@ def read_settings(path: Path) -> Settings:
 
 
 def _checked(value: dict, path: Path) -> dict:
-    """The arguments with numbers and `generation_kwargs` that are such."""
+    """The arguments with numbers, words, true or false, and `generation_kwargs` that are such."""
+    for name in value.keys() - _READ:
+        if hint := did_you_mean(str(name), _READ, _NEAR):
+            raise ParameterError(f"args={path}: {name}: expected an argument of TRL; {hint}Write it as TRL does")
     for name in _NUMBERS:
         if value.get(name) is not None and (type(value[name]) is not int or value[name] < 1):
             raise ParameterError(f"args={path}: {name}={value[name]!r}: expected a whole number of at least 1")
@@ -233,6 +242,16 @@ def _checked(value: dict, path: Path) -> dict:
             value = value | {name: float(value[name])}
         if value.get(name) is not None and type(value[name]) not in (int, float):
             raise ParameterError(f"args={path}: {name}={value[name]!r}: expected a number")
+    for name in _FLAGS:  # 'false' with quotes would count as true
+        if not isinstance(value.get(name), bool | int | None):
+            raise ParameterError(f"args={path}: {name}={value[name]!r}: expected true or false, without quotes")
+    for name in _WORDS:
+        if not isinstance(value.get(name), str | None):
+            raise ParameterError(f"args={path}: {name}={value[name]!r}: expected a word")
+    batch, settings = value.get("generation_batch_size"), Settings("", value)
+    if batch and batch % settings["per_device_train_batch_size"]:
+        said = settings.say("generation_batch_size", "per_device_train_batch_size")
+        raise ParameterError(f"args={path}: {said}: expected a multiple of the second, as TRL does; change one")
     kwargs = value.get("generation_kwargs")
     if isinstance(kwargs, str):  # as on a command line
         try:
