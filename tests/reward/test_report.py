@@ -126,6 +126,16 @@ def write_lines(path, rows) -> None:
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
 
 
+def test_half_of_a_character_is_read_from_a_file_and_a_list(tmp_path):
+    parts = [row | {"completion": f"{row['completion']}\ud800"} for row in LONGER]
+    chats = [row | {"completion": [{"role": "assistant", "content": row["completion"]}]} for row in parts]
+    for rows in (parts, chats):
+        write_lines(tmp_path / "rollouts.jsonl", rows)
+        for source in (rows, tmp_path / "rollouts.jsonl"):
+            report = reward_report(source)
+            assert report.verdict == "pays for length" and report.examples[0].completion.endswith("word ?")
+
+
 def test_tools_of_a_conversation_are_counted():
     call_ = {"role": "assistant", "content": None, "tool_calls": [{"function": {"name": "add"}}]}
     failed = {"role": "tool", "content": "Error: timed out"}

@@ -558,12 +558,21 @@ def test_the_form_of_ones_own_is_asked():
         ([{"prompt": "p", "answer": {"a": 1}}], {}, "read as an answer, but such as {'a': 1}; name the column"),
         (ROWS, {"rows": 0}, "rows=0: expected 1 or more"),
         ("gone.jsonl", {}, "data=gone.jsonl: no such file"),
+        ([{"prompt": None, "answer": "4"}], {}, "data: a row has the prompt None; expected a text, or messages"),
+        ([{"prompt": 5, "answer": "4"}], {}, "data: a row has the prompt 5; expected a text"),
+        ([{"prompt": ["a"], "answer": "4"}], {}, "data: a row has the prompt ['a']; expected a text"),
         ({"train": ROWS, "test": ROWS}, {}, "data: a dict of train, test; expected rows: one part"),
     ],
 )
 def test_unusable_input_is_refused_with_what_is_expected(data, options, message):
     with pytest.raises(ParameterError, match=re.escape(message)):
         try_reward(careful, data, **options)
+
+
+def test_a_file_that_is_no_parquet_is_refused(tmp_path):
+    (tmp_path / "train.parquet").write_text("x")
+    with pytest.raises(ParameterError, match=r"train\.parquet: no parquet file .*repair it"):
+        try_reward(careful, tmp_path / "train.parquet")
 
 
 def test_the_command_says_by_its_code_if_there_is_a_problem(capsys, tmp_path):

@@ -62,7 +62,7 @@ def load_completions(source: Any, answers: Any = None) -> tuple[Any, list[str]]:
     elif isinstance(source, str | os.PathLike) or hasattr(source, "path"):
         raw, damage = _from_path(Path(getattr(source, "path", source)).expanduser())
     else:
-        raw = pd.DataFrame(list(source))
+        raw = _table(list(source))
     if not len(raw):
         raise ParameterError("the completions: no rows; expected some with `step`, `prompt`, `completion` and `reward`")
     table = _named(raw)
@@ -73,7 +73,7 @@ def load_completions(source: Any, answers: Any = None) -> tuple[Any, list[str]]:
                 "the completions are all of evaluations; expected some of the training (`of` is training)"
             )
     for name in ("prompt", "completion"):
-        table[name] = table[name].map(message_text)
+        table[name] = [_whole(message_text(value)) for value in table[name]]
     if "step" not in table:
         raise ParameterError(f"the completions have no column `step`, only {', '.join(map(str, raw.columns))}; add one")
     if "reward" not in table and "advantage" not in table:
@@ -197,13 +197,11 @@ def _end_of(text: str, prompt: str) -> int:
 
 def _from_path(path: Path):
     """The raw table at a path."""
-    import pandas as pd
-
     if not path.exists():
         raise RunError(f"{path}: no such file or folder; {EXPECTED}")
     damage: list[str] = []
     if path.is_file():
-        rows = pd.DataFrame(_rows_of_file(path, damage))
+        rows = _table(_rows_of_file(path, damage))
         if not len(rows):
             raise RunError(f"{path}: no completions in this file{_first(damage)}; {EXPECTED}")
         return rows, damage
@@ -231,7 +229,23 @@ def _from_path(path: Path):
             rows += _rows_of_file(file, damage)
     if not rows:
         raise RunError(f"{path}: no completions in this folder{_first(damage)}; {EXPECTED}")
-    return pd.DataFrame(rows), damage
+    return _table(rows), damage
+
+
+def _table(rows: list):
+    """A DataFrame of rows. JSON can hold half of a character, such as `\\ud800`, which no table can: it becomes `?`."""
+    import pandas as pd
+
+    def whole(row: Any) -> Any:
+        if not isinstance(row, Mapping):
+            return row
+        return {name: _whole(value) if isinstance(value, str) else value for name, value in row.items()}
+
+    return pd.DataFrame(list(map(whole, rows)))
+
+
+def _whole(text: str) -> str:
+    return text if text.isascii() else text.encode("utf-8", "replace").decode("utf-8")
 
 
 def _first(damage: list[str]) -> str:

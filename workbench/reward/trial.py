@@ -311,6 +311,10 @@ def try_reward(
         there = [row[column] for row in table if row.get(column) is not None]
         held = f" that can be read as an answer, but such as {one_line(repr(there[0]))[:80]}" if there else ""
         raise ParameterError(f"data: no row has a value in `{column}`{held}; name the column of the right answer")
+    for row in chosen:
+        if not _is_prompt(row["prompt"]):
+            found = one_line(repr(row["prompt"]))[:80]
+            raise ParameterError(f"data: a row has the prompt {found}; expected a text, or messages; leave the row out")
     return _Trial(Asked(function, [name for name in chosen[0] if name != "prompt"], column), chosen, form).report()
 
 
@@ -325,7 +329,10 @@ def _rows(data: Any) -> Iterator[dict]:
         if path.suffix == ".parquet":
             import pandas as pd
 
-            data = pd.read_parquet(path)
+            try:
+                data = pd.read_parquet(path)
+            except ValueError as error:  # what pyarrow raises is one
+                raise ParameterError(f"data={path}: no parquet file ({error}); repair it, or name another") from error
         elif path.suffix == ".json" and (text := path.read_text(encoding="utf-8")).lstrip().startswith("["):
             data = _json_list(path, text)
         else:
@@ -342,6 +349,12 @@ def _rows(data: Any) -> Iterator[dict]:
         if name is None:
             raise ParameterError(f"data: a row has {', '.join(map(str, row))}; expected `prompt` and a right answer")
         yield {"prompt": row[name], **row}  # a function may also ask for the column by its own name
+
+
+def _is_prompt(prompt: Any) -> bool:
+    """True for a text, and for a list or array of messages."""
+    several = hasattr(prompt, "__len__") and not isinstance(prompt, bytes | Mapping)
+    return isinstance(prompt, str) or (several and all(isinstance(message, Mapping) for message in prompt))
 
 
 def _json_list(path: Path, text: str) -> list[dict]:
