@@ -954,6 +954,42 @@ def test_a_logged_length_is_that_of_the_completions(cls, tmp_path):
     assert "completions/mean_length" in metrics.cause, metrics
 
 
+class EntropyOfTheFirstOff(trl.GRPOTrainer):
+    def _compute_loss(self, model, inputs):
+        loss = super()._compute_loss(model, inputs)
+        self._metrics["train"]["entropy"][-1] += 5 * (self._step % 2 == 0)
+        return loss
+
+
+class LengthOfTheEndedOff(trl.GRPOTrainer):
+    def _generate(self, *args):
+        output = super()._generate(*args)
+        self._metrics["train"]["completions/mean_terminated_length"][-1] = 99
+        return output
+
+
+class ReturnsTenTimesTheLoss(trl.GRPOTrainer):
+    def training_step(self, *args):
+        return 10 * super().training_step(*args)
+
+
+LOGGED = {
+    EntropyOfTheFirstOff: "micro-batch 0: entropy is logged as",
+    LengthOfTheEndedOff: "completions/mean_terminated_length is logged as 99",
+    ReturnsTenTimesTheLoss: "loss is logged as",
+    trl.GRPOTrainer: "",
+    trl.RLOOTrainer: "",
+}
+
+
+@pytest.mark.parametrize("cls", LOGGED)
+def test_what_each_micro_batch_logs_is_compared(cls, tmp_path):
+    trainer = make(tmp_path, cls=cls, gradient_accumulation_steps=2, per_device_train_batch_size=4)
+    metrics = check_step(trainer)["metrics"]
+    assert metrics.verdict == ("different" if LOGGED[cls] else "same"), metrics
+    assert metrics.cause.startswith(LOGGED[cls]), metrics
+
+
 class KlTimesBeta(trl.GRPOTrainer):
     def _compute_loss(self, model, inputs):
         loss = super()._compute_loss(model, inputs)

@@ -561,9 +561,27 @@ def check_metrics(step: Step, losses: Sequence[Loss | None]) -> Stage | None:
     expected, roundings = _logged_of_generation(step) if len(step.rewards) == 1 else ({}, {})
     # Other processes have a part in what a loss logs.
     by_loss = _logged_of_loss(step, losses[-1] if losses else None) if step.processes == 1 else {}
+    if "loss" in step.metrics and step.processes == 1:  # which RLOO divides afterwards
+        divisor = step.settings["gradient_accumulation_steps"] if step.kind == "RLOO" else 1
+        by_loss["loss"] = sum(micro.loss for micro in step.micro_batches) / divisor
     # TRL 1.12 takes the mean of entropies in the dtype of the weights, which rounds it.
     limits = {"entropy": tolerance_of(step).value}
-    return of_logged(step.metrics, expected | by_loss, limits, roundings) if expected or by_loss else None
+    if not expected and not by_loss:
+        return None
+    stage = of_logged(step.metrics, expected | by_loss, limits, roundings)
+    return _logged_earlier(step, losses, limits) or stage if stage.verdict == "same" else stage
+
+
+def _logged_earlier(step: Step, losses: Sequence[Loss | None], limits: Mapping[str, float]) -> Stage | None:
+    """The stage of metrics where the loss of a micro-batch before the last logs another number than it has; None elsewhere."""
+    if step.processes > 1 or len(step.logged) != len(losses):
+        return None
+    for number, (micro, metrics, loss) in enumerate(zip(step.micro_batches, step.logged, losses, strict=True)):
+        alone = dataclasses.replace(step, micro_batches=[micro], metrics=metrics)
+        stage = of_logged(metrics, _logged_of_loss(alone, loss), limits)
+        if stage.verdict == "different":
+            return dataclasses.replace(stage, cause=f"micro-batch {number}: {stage.cause}")
+    return None
 
 
 def _logged_of_generation(step: Step) -> tuple[dict[str, float], dict[str, float]]:
@@ -595,6 +613,9 @@ def _logged_of_generation(step: Step) -> tuple[dict[str, float], dict[str, float
         expected["completions/clipped_ratio"] = float(np.mean([not row.ended for row in step.rows]))
         if all(row.own.all() for row in step.rows):
             expected |= logged_lengths(step)
+            ended = [float(row.own.sum()) for row in step.rows if row.ended] or [0.0]
+            found = {"mean": float(np.mean(ended)), "min": min(ended), "max": max(ended)}
+            expected |= {f"completions/{name}_terminated_length": value for name, value in found.items()}
     return expected, roundings
 
 

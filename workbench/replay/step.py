@@ -157,6 +157,8 @@ class Step:
     judged_otherwise: Mapping[str, Sequence[int]] = field(default_factory=dict)
     # Of each micro-batch, what the auxiliary loss of a router adds to its loss; empty for a model without one.
     router_losses: Sequence[float] = ()
+    # What the loss of each micro-batch logged; empty where only the last one's numbers are known, in `metrics`.
+    logged: Sequence[Mapping[str, float]] = ()
     # In the loss of each generation, counted in all processes; empty where they were not.
     tokens: Sequence[float] = ()
 

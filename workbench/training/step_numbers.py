@@ -79,7 +79,8 @@ def step_of(trainer: Any, kind: str, record: StepRecord) -> Step:
         advantages=[output["advantages"].double().numpy(force=True) for output in outputs],
         micro_batches=_of_one_update(record, tokenizer_of(trainer).pad_token_id),
         turns=_turns(trainer, record, rows),
-        metrics={name: values[-1] for name, values in record.metrics.items() if values},
+        metrics={name: values[-1] for name, values in record.metrics.items() if values} | _returned_loss(record),
+        logged=_logged_by_losses(record),
         pad_token_id=tokenizer_of(trainer).pad_token_id,
         deviations=deviations,
         begun=begun,
@@ -87,6 +88,18 @@ def step_of(trainer: Any, kind: str, record: StepRecord) -> Step:
         reused=record.reused,
         router_losses=_router_losses(trainer, kind, record),
     )
+
+
+def _returned_loss(record: StepRecord) -> dict[str, float]:
+    """The loss as it is logged: what `training_step` returned of all micro-batches, where this was taken down."""
+    return {"loss": sum(record.step_losses)} if record.step_losses else {}
+
+
+def _logged_by_losses(record: StepRecord) -> list[dict[str, float]]:
+    """What the loss of each micro-batch logged: the metrics of which there is a value for each."""
+    count = len(record.micro_batches)
+    values = {name: each for name, each in record.metrics.items() if len(each) == count}
+    return [{name: each[number] for name, each in values.items()} for number in range(count)]
 
 
 def _judged_otherwise(trainer: Any, record: StepRecord, rows: Sequence[SampledRow]) -> dict[str, list[int]]:
