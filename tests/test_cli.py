@@ -413,7 +413,10 @@ def test_options_of_a_run_that_cannot_be_are_refused(capsys, tmp_path):
         (["--cwd", "/no/where"], "--cwd /no/where: no such folder"),
         (["-k", "nope"], "Jupyter has no such kernel"),
         (["--execution-timeout", "0"], "expected seconds above 0"),
+        (["--execution-timeout", "inf"], "expected seconds above 0; leave it out for no limit"),
         (["--gpus", "a100:1"], "--gpus a100:1: expected"),
+        *[([option, "1"], "--mem, --requeues, --setup") for option in ("--time", "--cpus", "--mem")],
+        (["--requeues", "0"], "--print-template and --detach need --executor slurm"),
     ):
         code, _, err = call(capsys, *run, *wrong)
         assert code == 2 and says in err

@@ -270,10 +270,10 @@ def _add_batch_options(parser: argparse.ArgumentParser, metavar: str, help: str)
     parser.add_argument("--execution-timeout", type=float, metavar="SECONDS", help=limit)
     slurm = parser.add_argument_group("with --executor slurm")
     slurm.add_argument("--partition", metavar="NAME")
-    slurm.add_argument("--time", default="60", help="time limit of a job: minutes, or as 4:00:00 or 1-12 (default 60)")
-    slurm.add_argument("--cpus", type=int, default=1, metavar="N", help="cores for each run (default 1)")
-    slurm.add_argument("--mem", default="4G", help="memory for each run: GB, or as 64G or 512M (default 4G)")
-    slurm.add_argument("--requeues", type=int, default=10, metavar="N", help="after preemption or time limit (10)")
+    slurm.add_argument("--time", help="time limit of a job: minutes, or as 4:00:00 or 1-12 (default 60)")
+    slurm.add_argument("--cpus", type=int, metavar="N", help="cores for each run (default 1)")
+    slurm.add_argument("--mem", help="memory for each run: GB, or as 64G or 512M (default 4G)")
+    slurm.add_argument("--requeues", type=int, metavar="N", help="after preemption or time limit (10)")
     slurm.add_argument("--sbatch", metavar="KEY=VALUE", help="any other sbatch option", **several)
     slurm.add_argument("--setup", metavar="LINE", help="shell line to execute before a run: module load x", **several)
     slurm.add_argument("--python", metavar="COMMAND", help="Python of the nodes, as `apptainer exec --nv IMAGE python`")
@@ -338,8 +338,9 @@ def _sweep(args) -> int:
 
 
 def _how(args) -> dict:
-    if args.execution_timeout is not None and not args.execution_timeout > 0:
-        raise ParameterError(f"--execution-timeout {args.execution_timeout:g}: expected seconds above 0")
+    if args.execution_timeout is not None and not 0 < args.execution_timeout < math.inf:
+        expected = "expected seconds above 0; leave it out for no limit"
+        raise ParameterError(f"--execution-timeout {args.execution_timeout:g}: {expected}")
     cwd = args.cwd and os.path.abspath(args.cwd)
     limit = args.execution_timeout and math.ceil(args.execution_timeout)  # nbclient takes whole seconds
     return {"kernel": args.kernel, "cwd": cwd, "execution_timeout": limit}
@@ -408,15 +409,17 @@ def _slurm_options(args):
     """The options of each job; None with `--executor local`."""
     from .lab.batch.slurm import TEMPLATE, SlurmOptions, parse_time
 
+    names = ("partition", "time", "cpus", "mem", "requeues", "setup", "python")
     if args.executor == "slurm":
-        options = {name: getattr(args, name) for name in ("partition", "cpus", "mem", "requeues", "setup", "python")}
-        options["time"] = parse_time(args.time)
+        options = {name: getattr(args, name) for name in names if getattr(args, name) is not None}
+        if "time" in options:
+            options["time"] = parse_time(options["time"])
         extra = parse_assignments(args.sbatch, "--sbatch")
         options["template"] = args.sbatch_template or TEMPLATE
         return SlurmOptions(gpus=args.gpus or 0, parallel=args.jobs, extra=extra, **options)
-    names = ("partition", "sbatch", "setup", "python", "sbatch_template", "print_template", "detach")
-    if any(getattr(args, name) for name in names):
-        *most, last = (f"--{name.replace('_', '-')}" for name in names)
+    every = (*names, "sbatch", "sbatch_template", "print_template", "detach")
+    if any(value or type(value) is int for value in (getattr(args, name) for name in every)):  # a number may be 0
+        *most, last = (f"--{name.replace('_', '-')}" for name in every)
         raise ParameterError(f"{', '.join(most)} and {last} need --executor slurm")
     return None
 
