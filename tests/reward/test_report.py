@@ -271,6 +271,21 @@ def test_answers_are_found_in_a_prompt_with_a_template():
         load_completions(rows, {"2 + 2": "4"})
 
 
+def test_answers_may_be_unknown_but_their_file_is_there(tmp_path):
+    write_lines(tmp_path / "answers.jsonl", [{"prompt": "p", "answer": "1"}, {"prompt": "q", "answer": None}])
+    rows = LONGER + [row | {"prompt": "q"} for row in LONGER]
+    known = load_completions(rows, tmp_path / "answers.jsonl")[0]["answer"]
+    assert set(known.dropna()) == {"1"} and known.isna().sum() == len(LONGER)
+    for answers, says in (
+        (tmp_path / "gone.jsonl", "no such file; expected JSON lines with `prompt` and `answer`"),
+        ([{"prompt": None, "answer": "1"}], "a row has the prompt None, and `answer` '1'; leave it out"),
+        ([{"prompt": "p"}], "a row has prompt; expected `prompt` and `answer`"),
+        ([{"prompt": "p", "answer": None}], "none of its 0 prompts with an answer"),
+    ):
+        with pytest.raises(ParameterError, match=says):
+            load_completions(rows, answers)
+
+
 def test_a_place_without_completions_is_refused(tmp_path):
     (tmp_path / "notes.jsonl").write_text('{"loss": 1}\n')
     with pytest.raises(RunError, match="no completions in this folder"):

@@ -91,7 +91,8 @@ def load_completions(source: Any, answers: Any = None) -> tuple[Any, list[str]]:
         known = _answers(answers)
         table["answer"] = _looked_up(table["prompt"], known)
         if table["answer"].isna().all():
-            raise ParameterError(f"answers: none of its {len(known)} prompts is a prompt of the completions")
+            count = sum(answer is not None for answer in known.values())
+            raise ParameterError(f"answers: none of its {count} prompts with an answer is a prompt of the completions")
     return table, damage
 
 
@@ -165,14 +166,20 @@ def _answers(answers: Any) -> dict[str, Any]:
     """Prompt -> its right answer."""
     if isinstance(answers, Mapping):
         return {message_text(prompt).strip(): answer for prompt, answer in answers.items()}
-    rows = [row for _, row in json_lines(Path(answers))] if isinstance(answers, str | os.PathLike) else list(answers)
+    if isinstance(answers, str | os.PathLike):
+        path = Path(answers)
+        if not path.is_file():
+            raise ParameterError(f"answers={path}: no such file; expected JSON lines with `prompt` and `answer`")
+        answers = (row for _, row in json_lines(path))
     found = {}
-    for row in rows:
-        prompt = next((row[name] for name in COLUMNS["prompt"] if name in row), None)
-        answer = next((row[name] for name in COLUMNS["answer"] if name in row), None)
+    for row in answers:
+        prompt = next((name for name in COLUMNS["prompt"] if name in row), None)
+        answer = next((name for name in COLUMNS["answer"] if name in row), None)
         if prompt is None or answer is None:
             raise ParameterError(f"answers: a row has {', '.join(map(str, row))}; expected `prompt` and `answer`")
-        found[message_text(prompt).strip()] = answer
+        if row[prompt] is None:
+            raise ParameterError(f"answers: a row has the prompt None, and `{answer}` {row[answer]!r}; leave it out")
+        found[message_text(row[prompt]).strip()] = row[answer]  # None where the right answer is not known
     return found
 
 
