@@ -3,6 +3,7 @@
 import math
 import re
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -86,6 +87,11 @@ def test_what_is_not_recorded_is_not_known():
 )
 def test_an_answer_is_right_in_any_clothes_and_nowhere_else(text, answer, right, anywhere):
     assert (is_right(text, answer), contains_answer(text, answer)) == (right, anywhere)
+
+
+@pytest.mark.parametrize("tokens", [[7, 8, 9], (7, 8, 9), np.array([7, 8, 9]), np.zeros((), int) + 3, "3"], ids=repr)
+def test_tokens_may_be_their_ids(tokens):
+    assert named("length")("text", tokens=tokens) == math.log1p(3)
 
 
 def test_an_empty_text_has_an_empty_answer():

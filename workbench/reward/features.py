@@ -74,7 +74,9 @@ def feature(function: Callable[..., Any]) -> Feature:
 
 @feature
 def length(completion: str, tokens: Any = None, **row: Any) -> float:
-    """Logarithm of the number of tokens, or of characters where tokens are not recorded."""
+    """Logarithm of the number of tokens, or of characters where tokens are not recorded; `tokens` may hold their ids."""
+    if hasattr(tokens, "__len__") and not isinstance(tokens, str):
+        return float(np.log1p(len(tokens)))
     return float(np.log1p(len(completion) if tokens is None or tokens != tokens else float(tokens)))
 
 
