@@ -240,6 +240,26 @@ def test_a_second_pass_is_compared_with_its_generation(cls, said, tmp_path):
     assert all(map(torch.equal, plain.model.parameters(), checked.model.parameters()))
 
 
+class FirstPartAgain(trl.GRPOTrainer):
+    """Takes its part of a generation by the micro-batch of an update."""
+
+    def _prepare_inputs(self, batch):
+        super()._prepare_inputs(batch)
+        return self._buffered_inputs[self._step % self.args.gradient_accumulation_steps]
+
+
+@pytest.mark.parametrize("cls, verdict", [(FirstPartAgain, "different"), (trl.GRPOTrainer, "same")])
+def test_rows_that_an_earlier_update_took_are_named(cls, verdict, tmp_path):
+    parts = {"gradient_accumulation_steps": 2, "steps_per_generation": 4, "per_device_train_batch_size": 2}
+    trainer = make(tmp_path, cls=cls, max_steps=2, disable_tqdm=True, **parts)
+    check = StepCheck(trainer, 1, tell=lambda line: None)
+    trainer.train()
+    batches = check.reports[2]["batches"]
+    assert batches.verdict == verdict, batches
+    assert ("is there more often than it was generated" in batches.cause) == (verdict == "different"), batches
+    assert ("4 generated rows are in no micro-batch" in batches.cause) == (verdict == "different"), batches
+
+
 def kept(folder, steps=(1, 2), **options):
     trainer = make(folder / "out", max_steps=max(steps), **options)
     recorder = StepRecorder(trainer, folder, list(steps))

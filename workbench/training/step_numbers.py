@@ -363,8 +363,11 @@ def _sampled_rows(trainer: Any, record: StepRecord) -> Iterator[SampledRow]:
         yield SampledRow(list(map(int, prompt)), ids, own, ended, end, cut_for_trl, mask, **parts)
 
 
-def with_generation(step: Step, output: Mapping[str, Any]) -> Step:
-    """A step on completions of an earlier one, with these as they were generated and scored; their ends are not known."""
+def with_generation(step: Step, output: Mapping[str, Any], taken: Sequence[Mapping[str, Any]] = ()) -> Step:
+    """A step on completions of an earlier one, with these as they were generated and scored; their ends are not known.
+
+    `taken` are the inputs of earlier losses, which come before its own micro-batches.
+    """
     rows = []
     for i, mask in enumerate(_masks(output)):
         ids = output["completion_ids"][i]
@@ -373,8 +376,9 @@ def with_generation(step: Step, output: Mapping[str, Any]) -> Step:
         prompt = output["prompt_ids"][i][output["prompt_mask"][i].bool()].tolist()
         rows.append(SampledRow(prompt, ids.tolist(), np.ones(len(ids)), None, len(ids), False, mask, **parts))
     advantages = [output["advantages"].double().numpy(force=True)]
-    taken = [dataclasses.replace(micro, generation=0) for micro in step.micro_batches]
-    return dataclasses.replace(step, rows=rows, advantages=advantages, micro_batches=taken)
+    earlier = [micro_rows(MicroBatch(inputs), step.pad_token_id) for inputs in taken]
+    together = [dataclasses.replace(micro, generation=0) for micro in (*earlier, *step.micro_batches)]
+    return dataclasses.replace(step, rows=rows, advantages=advantages, micro_batches=together)
 
 
 def with_counted_items(step: Step, output: Mapping[str, Any]) -> Step:

@@ -106,6 +106,7 @@ class StepCheck(LiveCallback):
         self._batch: Any = None
         self._sampled: tuple[int, StepReport | None] = 0, None  # the step of the generation in use, and its report
         self._generated: dict[str, Any] | None = None  # what later updates take again
+        self._taken: list[dict[str, Any]] = []  # what the losses of earlier updates took of this generation
         self._drawn: dict[str, int] = {}  # the states of torch's generators at the sampling of each step
         # Of models that do not train, when they were first seen: the step, and the sums of their weights.
         self._frozen: dict[str, tuple[int, list[float]]] = {}
@@ -126,6 +127,7 @@ class StepCheck(LiveCallback):
         self._hooks.append(hook(handler, "on_optimizer_step", self._around_weights))
         if hasattr(trainer, "num_iterations"):
             self._hooks.append(hook(trainer, "_generate_and_score_completions", self._around_generation))
+            self._hooks.append(hook(trainer, "_compute_loss", self._around_loss))
         trainer.add_callback(self)
 
     def _around_batches(self, original: Callable, *args: Any, **kwargs: Any):
@@ -138,11 +140,27 @@ class StepCheck(LiveCallback):
 
     def _around_generation(self, original: Callable, *args: Any, **kwargs: Any):
         result = original(*args, **kwargs)
-        trainer = self._trainer
-        again = trainer.args.steps_per_generation * trainer.num_iterations > trainer.args.gradient_accumulation_steps
-        if again and trainer.model.training:
-            self._generated = self.guarded(copied, result)
+        if self._takes_again():
+            self._generated, self._taken = self.guarded(copied, result), []
         return result
+
+    def _around_loss(self, original: Callable, model: Any, inputs: Any, *args: Any):
+        if self._takes_again() and (taken := self.guarded(copied, inputs)) is not None:
+            self._taken.append(taken)
+        return original(model, inputs, *args)
+
+    def _takes_again(self) -> bool:
+        """Say whether later updates of this training take a generation again."""
+        args, model = self._trainer.args, self._trainer.model
+        again = args.steps_per_generation * self._trainer.num_iterations > args.gradient_accumulation_steps
+        return again and model.training
+
+    def _taken_before(self) -> list[dict[str, Any]]:
+        """What earlier updates took of the round in which the coming one goes on; none where not all of it was seen."""
+        every = self._trainer.args.steps_per_generation
+        if len(self._taken) != self._trainer._step % (every * self._trainer.num_iterations):
+            return []
+        return self._taken[len(self._taken) // every * every :]
 
     def _around_callbacks(self, event: str, original: Callable, *args: Any, **kwargs: Any):
         """Compare what the optimizer will take before and after the callbacks of an event; at the begin, those added later."""
@@ -245,7 +263,8 @@ class StepCheck(LiveCallback):
     def _check(self, step: int, samples: str) -> None:
         self._changed(step)  # notes the weights at first
         if samples == "reused":
-            report = check_reused_step(self._trainer, self._batch, *self._sampled, self._meant, self._generated)
+            known = self._generated, self._taken_before()
+            report = check_reused_step(self._trainer, self._batch, *self._sampled, self._meant, *known)
         elif samples == "new":
             report = check_new_step(self._trainer, self._batch, step, self._meant, self._drawn)
         else:

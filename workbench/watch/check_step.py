@@ -212,6 +212,7 @@ def check_reused_step(
     earlier: StepReport | None,
     meant: Sequence[str] = (),
     generated: Mapping[str, Any] | None = None,
+    taken: Sequence[Mapping[str, Any]] = (),
 ) -> StepReport:
     """Check the coming update of a training, which trains once more on completions of an earlier step.
 
@@ -224,6 +225,7 @@ def check_reused_step(
         earlier: the report of that step, None where it was not checked.
         meant: as in `check_step`.
         generated: what generation and scoring gave at that step; None: not known, and neither are the batches.
+        taken: the inputs of earlier losses in this round of the generation.
     """
     kind, names = kind_of(trainer), stage_names("meant", meant)
     record = record_step(trainer, batch, reuse=True)
@@ -231,5 +233,5 @@ def check_reused_step(
     if generated is not None:
         step = with_counted_items(step, generated)
     with _judging(trainer, record):
-        report = Judge(trainer, step, record).report_of_reused(sampled_at, earlier, generated)
+        report = Judge(trainer, step, record).report_of_reused(sampled_at, earlier, generated, taken)
         return with_noticed(report, record).with_meant(names)

@@ -180,14 +180,19 @@ class Judge:
         return stage
 
     def report_of_reused(
-        self, sampled_at: int, earlier: StepReport | None, generated: Mapping[str, Any] | None = None
+        self,
+        sampled_at: int,
+        earlier: StepReport | None,
+        generated: Mapping[str, Any] | None = None,
+        taken: Sequence[Mapping[str, Any]] = (),
     ) -> StepReport:
         """The report of an update on completions of an earlier step, whose stages of the generation it repeats.
 
         Args:
             generated: what the trainer's generation and scoring gave at that step; None: not known.
+            taken: the inputs of earlier losses in this round of the generation.
         """
-        batches = check_batches(self.step if generated is None else with_generation(self.step, generated))
+        batches = check_batches(self.step if generated is None else with_generation(self.step, generated, taken))
         if earlier is None:
             cause = f"the completions were sampled at step {sampled_at}, which was not checked"
             of_generation = [Stage(name, "cannot tell", cause) for name in _OF_GENERATION]
