@@ -23,6 +23,7 @@ def policy_loss(logps, old_logps, advantages, mask, total_tokens):
 
 
 def without_clip(logps, old_logps, advantages, mask, total_tokens):
+    print("asked")
     ratio, a = np.exp(np.where(mask > 0, logps - old_logps, 0)), advantages[:, None]
     slopes = -ratio * a * mask / max(total_tokens, 1)
     return slopes.sum(), slopes
@@ -55,12 +56,13 @@ def test_the_command_needs_no_torch(project, function, code, wrong):
     title = f"my_loss:{function} as dapo (clipped, the mean over all tokens of the step): {wrong} of 18 cases wrong\n"
     assert done.stdout.startswith(title)
     assert ("no clip (epsilon=inf, epsilon_high=inf, delta=None)" in done.stdout) == bool(code)
-    assert not done.stderr
+    assert set(done.stderr.splitlines()) == ({"asked"} if code else set())
 
 
 def test_json_has_an_object_for_each_case(project, capsys):
-    code, out, _ = call(capsys, "conform", "my_loss:without_clip", "--as", "dapo", "--json")
+    code, out, err = call(capsys, "conform", "my_loss:without_clip", "--as", "dapo", "--json")
     results = [json.loads(line) for line in out.splitlines()]
+    assert set(err.splitlines()) == {"asked"}  # what the function prints
     assert code == 1 and {result["verdict"] for result in results} == {"same", "wrong", "not offered"}
     first = next(result for result in results if result["verdict"] == "wrong")
     assert (first["function"], first["definition"]) == ("my_loss:without_clip", "dapo")

@@ -1,5 +1,6 @@
 """`workbench conform`: load a function by its name, ask it, print what it answered."""
 
+import contextlib
 import importlib
 import json
 import sys
@@ -41,7 +42,8 @@ def load_function(target: str) -> Callable[..., Any]:
 
 def conform(target: str, definition: str, *, as_json: bool = False) -> int:
     """Print what a function answers; returns 1 if a case is wrong."""
-    report = conform_report(load_function(target), definition, target)
+    with contextlib.redirect_stdout(sys.stderr):  # what the module prints is no part of the report
+        report = conform_report(load_function(target), definition, target)
     if as_json:
         for result in report.results:
             print(json.dumps(jsonable({"function": target, "definition": definition} | asdict(result))))
