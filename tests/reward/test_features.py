@@ -83,6 +83,16 @@ def test_what_is_not_recorded_is_not_known():
         ("Answer: A and C", "A", False, True),
         ("Answer: A, B and C", "A", False, True),
         ("The answer is A, a prime", "A", True, True),
+        ("It is .5", "5", False, False),
+        ("It is .5", ".5", True, True),
+        ("It holds for 3..5", "5", True, False),
+        ("The answer is \u221242.", "42", False, False),
+        ("The answer is \u221242.", "-42", True, True),
+        ("The answer is -42.", "\u221242", True, True),
+        ("so x = 1e-5", "-5", False, False),
+        ("so x = 1e-5", "1E\u22125", True, True),
+        ("It is 1e5", "5", False, False),
+        ("It is 1.5e3", "3", False, False),
     ],
 )
 def test_an_answer_is_right_in_any_clothes_and_nowhere_else(text, answer, right, anywhere):

@@ -7,7 +7,8 @@ _TAG = re.compile(r"</?answer>", re.IGNORECASE)
 _BRACE = re.compile(r"[{}]")
 _BOX = re.compile(r"\\(?:boxed|fbox)\s*\{")
 _NO_SIGN = r"(?<!^-)(?<![^\w)]-)"  # behind a word or bracket a hyphen is none
-_NUMBER = re.compile(r"-?\d[\d,]*(?:\.\d+)?(?:/\d+)?")
+_MINUS = "\u2212"  # as typesetters write it
+_NUMBER = re.compile(rf"[-{_MINUS}]?(?:\d[\d,]*(?:\.\d+)?|(?<![\w.])\.\d+)(?:[eE][-+{_MINUS}]?\d+)?(?:/\d+)?")
 _LATEX = re.compile(r"\\(?:text|mathrm|mathbf|textbf)\{([^{}]*)\}")
 
 
@@ -81,6 +82,7 @@ def undressed(answer: str) -> str:
         'Paris'
     """
     text = _LATEX.sub(r"\1", answer).replace("\\!", "").replace("\\,", "").replace("\\$", "")
+    text = text.replace(_MINUS, "-")
     text = " ".join(text.replace("$", " ").replace("**", " ").split()).strip().rstrip(".").strip()
     text = re.sub(r"(?<=\d),(?=\d{3}(?!\d))", "", text)
     if re.fullmatch(r"-?\d+\.0+", text):
