@@ -294,6 +294,17 @@ def test_a_constant_on_top_of_a_reward_changes_no_problem():
     assert found(-1) == found(0) and "the right answer first, a wrong one at the end in 6 of 6" in found(-1)
 
 
+def test_the_text_of_an_unknown_answer_is_asked_too():
+    def by_text(completions, answer, **columns):
+        return careful(completions, map(str, answer))
+
+    warned = [finding for finding in try_reward(by_text, ROWS).findings if "whose `answer` is" in finding.says]
+    assert [finding.says for finding in warned] == [
+        f"it pays 1 for a row whose `answer` is {a}" for a in ("None", "nan")
+    ]
+    assert warned[0].example == "'<answer>None</answer>'"
+
+
 def test_a_row_without_any_score_is_a_note():
     def of_sums(completions, answer, **columns):
         return [None if a == "42" else value for a, value in zip(answer, careful(completions, answer), strict=True)]

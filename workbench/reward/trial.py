@@ -713,7 +713,7 @@ class _Trial:
             self._compare(texts, first)
         except Exception as error:
             self._note_error(error, "a call after others", texts[0])
-        self._unknown_answers(texts)
+        self._unknown_answers(texts[0], template)
         with contextlib.suppress(Exception):  # said above, or by the cases
             self._changes(texts)
 
@@ -744,21 +744,23 @@ class _Trial:
             says = "a completion asked alone earns another reward: it compares the completions of a batch"
             self._add(WARNING, says, _differ(texts, first, alone))
 
-    def _unknown_answers(self, texts: list[str]) -> None:
+    def _unknown_answers(self, wrong: str, template: str) -> None:
+        """Ask with an answer that is not known, also for a completion that says its text, `None` or `nan`."""
         if self.asked.answer is None:
             return
         for value in (None, float("nan")):
             rows = [{**self.rows[0], self.asked.answer: value}]
-            try:
-                paid = self._ask(texts[:1], rows)
-            except Exception as error:
-                says = f"it raises {type(error).__name__} for a row whose `{self.asked.answer}` is {value}"
-                self._add(WARNING, f"{says}: a training would end there")
-                continue
-            if paid[0] > self.paid and not self.varies:
-                self._add(
-                    WARNING, f"it pays {paid[0]:.3g} for a row whose `{self.asked.answer}` is {value}", _shown(texts[0])
-                )
+            for text in (wrong, _fill(template, str(value))):
+                try:
+                    paid = self._ask([text], rows)
+                except Exception as error:
+                    says = f"it raises {type(error).__name__} for a row whose `{self.asked.answer}` is {value}"
+                    self._add(WARNING, f"{says}: a training would end there")
+                    break
+                if paid[0] > self.paid and not self.varies:
+                    says = f"it pays {paid[0]:.3g} for a row whose `{self.asked.answer}` is {value}"
+                    self._add(WARNING, says, _shown(text))
+                    break
 
     def _changes(self, texts: list[str]) -> None:
         completions = [self._wrapped(text) for text in texts]
