@@ -20,6 +20,11 @@ def test_exact_match_compares_stripped_text_with_the_column():
     assert exact_match_reward()([" 4\n", "5", "4"], answer=["4", "4", 4]) == [1.0, 0.0, 1.0]
 
 
+def test_exact_match_gives_none_where_no_answer_is_known():
+    texts, answers = ["None", "nan", "", "42", "42.5", "inf"], [None, float("nan"), " ", 42.0, 42.5, float("inf")]
+    assert exact_match_reward()(texts, answer=answers) == [None, None, None, 1.0, 1.0, 1.0]
+
+
 def test_exact_match_without_its_column_names_those_there_are():
     with pytest.raises(ParameterError, match=r"'answer'.*\['prompts', 'solution'\]"):
         exact_match_reward()(["4"], prompts=["2+2"], solution=["4"])
@@ -335,4 +340,4 @@ def test_objects_that_hold_each_other_are_described():
 )
 def test_messages_of_every_form_count_as_their_text(message, text):
     assert length_reward(20)([[message]]) == [-abs(20.0 - len(text))]
-    assert exact_match_reward()([[message]], answer=[text]) == [1.0]
+    assert exact_match_reward()([[message]], answer=[text or "other"]) == [float(text != "")]

@@ -205,19 +205,30 @@ def length_reward(target: int = 20, sign: int = -1) -> RewardFn:
 def exact_match_reward(column: str = "answer") -> RewardFn:
     """Make a reward function: 1.0 if the completion equals the data set's `column`, apart from outer white space, else 0.0.
 
+    A row whose answer is None, NaN or empty gets None, no reward: else a completion of nothing would be right there. An answer
+    that is a float without a fraction, as tables with gaps have them, is a whole number.
+
     Raises:
         ParameterError: the data set has no such column; raised when the function is called.
 
     Example:
-        >>> exact_match_reward("answer")(["4 ", "5"], answer=["4", "4"])
-        [1.0, 0.0]
+        >>> exact_match_reward("answer")(["4 ", "5", ""], answer=["4", 4.0, None])
+        [1.0, 0.0, None]
     """
 
     @described(unit="share of exact answers", lowest=0.0, highest=1.0, column=column)
     def reward_exact_match(completions: Sequence, **columns: Any):
         if column not in columns:
             raise ParameterError(f"column={column!r}: the data set has {sorted(columns)}; name one of its columns")
-        pairs = zip(completions, columns[column], strict=True)
-        return [float(completion_text(c).strip() == str(want).strip()) for c, want in pairs]
+        pairs = zip(completions, map(_answer_text, columns[column]), strict=True)
+        return [float(completion_text(c).strip() == want) if want else None for c, want in pairs]
 
     return reward_exact_match
+
+
+def _answer_text(answer: Any) -> str:
+    """An answer as a completion states it; empty where it is not known."""
+    if answer is None or answer != answer:
+        return ""
+    whole = isinstance(answer, float) and answer.is_integer()
+    return str(int(answer) if whole else answer).strip()
