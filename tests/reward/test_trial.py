@@ -379,7 +379,15 @@ def with_a_column(response, answer, level):
     return float(tag(response) == answer) * level
 
 
-@pytest.mark.parametrize("function", [with_prompt, with_a_column])
+def with_all(completion, **row):
+    return float(tag(completion) == row["answer"] and row["prompt"].startswith("What")) * row["level"]
+
+
+def with_the_others(response, answer, **row):
+    return float(tag(response) == answer) * row["level"]
+
+
+@pytest.mark.parametrize("function", [with_prompt, with_a_column, with_all, with_the_others])
 def test_what_a_function_asks_for_is_given_by_its_name(function):
     report = try_reward(function, [row | {"level": 1} for row in ROWS])
     assert (report.right, report.wrong, says(report, PROBLEM)) == (1, 0, "")

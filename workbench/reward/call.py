@@ -186,8 +186,9 @@ class Asked:
             self.own = [completion, wanted] if completion and wanted else []
             asked = [p.name for p in parameters.values() if p.default is p.empty and p.kind is not p.VAR_KEYWORD]
             others = [name for name in asked if name not in (completion, wanted)]
-            if completion and others and all(name == "prompt" or name in columns for name in others):
-                self.own, self.others = [completion, *filter(None, [wanted])], others
+            if completion and (others or anything) and all(name == "prompt" or name in columns for name in others):
+                every = [name for name in ("prompt", *columns) if name not in (completion, wanted)]
+                self.own, self.others = [completion, *filter(None, [wanted])], every if anything else others
 
     def __call__(self, completions: Sequence[Any], rows: Sequence[Mapping[str, Any]]) -> list:
         """Ask for the rewards of completions, one row of the data set each; what the function answers is returned as it is.
