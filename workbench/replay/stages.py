@@ -237,7 +237,9 @@ def check_rewards(step: Step) -> Stage:
             names = dict(enumerate(step.settings.get("reward_func_names") or []))
             named = ", ".join(names.get(f, f"function {f}") for f in np.flatnonzero(infinite.any(axis=0)))
             rows = np.flatnonzero(infinite.any(axis=1))
-            return Stage("rewards", "different", f"{infinite.sum()} rewards are not finite: {named}", where=places(rows))
+            return Stage(
+                "rewards", "different", f"{infinite.sum()} rewards are not finite: {named}", where=places(rows)
+            )
         said = f"{used.shape[1]} functions, {len(used)} rows"
         if unlike := _copies_with_other_rewards(step, used):
             said += ": equal completions of one group have different rewards, so a function is random or mixes up rows"
