@@ -2,6 +2,7 @@
 
 import math
 import re
+from collections.abc import Mapping
 
 import pandas as pd
 
@@ -115,17 +116,11 @@ class Lines:
             number = float(of[-1])
         if number is not None and len(pairs) > 1:
             if of_step and words <= 4 and not _EVALUATED.match(next(iter(pairs))):
-                begun = _EPOCH.search(lower)
-                epoch = (
-                    {}
-                    if "epoch" in map(str.lower, pairs)
-                    else {"epoch": float(begun[1])}
-                    if begun
-                    else self._said_epoch()
+                (self._tagged if is_tagged else self._single).add(
+                    {**pairs, **self._epoch_of(lower, pairs), "step": number}
                 )
-                (self._tagged if is_tagged else self._single).add({**pairs, **epoch, "step": number})
         elif (steps or _OPENS.fullmatch(lower)) and not (pairs and of_step):
-            step = {"step": float(steps[-1][1])} | self._said_epoch() if steps else self._step_alone()
+            step = {"step": float(steps[-1][1]), **self._epoch_of(lower, pairs)} if steps else self._step_alone()
             self._close()
             self._open, self._left = step, _BELOW
             self._into = self._tagged if is_tagged else self._other
@@ -135,8 +130,11 @@ class Lines:
                 self._open = {}
             self._open |= pairs
 
-    def _said_epoch(self) -> dict[str, float]:
-        return {} if self._epoch is None else {"epoch": self._epoch}
+    def _epoch_of(self, lower: str, pairs: Mapping[str, float]) -> dict[str, float]:
+        """The epoch that a line says, else the one above it; none where it is one of its pairs."""
+        said = _EPOCH.search(lower)
+        epoch = float(said[1]) if said else self._epoch
+        return {} if epoch is None or "epoch" in map(str.lower, pairs) else {"epoch": epoch}
 
     def _step_alone(self) -> dict[str, float]:
         """The step that was said above the title of its metrics, where none of them stood between."""
