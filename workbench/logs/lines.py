@@ -95,8 +95,8 @@ class Lines:
 
     def _line(self, text: str, of_step: bool) -> None:
         lower = text.lower()
-        if epoch := _EPOCH_ALONE.fullmatch(lower):
-            self._epoch = float(epoch[1])
+        if announced := _EPOCH_ALONE.fullmatch(lower):
+            self._epoch = float(announced[1])
         # In a table of metrics `training_step` is one of them.
         other = _PART_OF_A_NAME if of_step else _PART_OF_A_NAME_IN_A_TABLE
         steps = [m for m in _STEP.finditer(lower) if not other.search(lower[: m.start()])]
