@@ -321,6 +321,45 @@ def test_rewards_far_from_0_differ_as_those_near_it():
     assert reward_report(rows).groups == 30
 
 
+@pytest.mark.parametrize("of_reward, of_feature", [(1e-6, 1), (1e6, 1), (1, 1e-9), (1, 1e9), (1e-9, 1e-9)])
+@pytest.mark.parametrize("answer", [None, "yes"])
+def test_units_of_reward_and_feature_change_no_verdict(of_reward, of_feature, answer):
+    rng = np.random.default_rng(0)
+    rows = [
+        {
+            "step": s,
+            "prompt": "p",
+            "completion": "yes" if rng.random() < 0.5 else "no",
+            "mark": rng.random(),
+            "answer": answer,
+        }
+        for s in range(30)
+        for _ in range(6)
+    ]
+
+    def judged(reward_unit, feature_unit):
+        @feature
+        def marks(completion, mark, **row):
+            return mark * feature_unit
+
+        paid = [row | {"reward": reward_unit * (row["mark"] + (row["completion"] == "yes"))} for row in rows]
+        return reward_report(paid, features=[marks])
+
+    here, there = judged(1, 1), judged(of_reward, of_feature)
+    assert "marks" in [paid.name for paid in here.named]
+    assert (here.groups, here.left, here.verdict) == (there.groups, there.left, there.verdict)
+    for one, other in zip(here.features, there.features, strict=True):
+        same = ("alone", "added", "beyond", "p", "through_answers", "change", "change_p")
+        assert [getattr(one, name) for name in same] == pytest.approx([getattr(other, name) for name in same])
+        assert one.quarters == pytest.approx(other.quarters)
+
+
+def test_rounding_far_from_0_makes_no_difference():
+    rng = np.random.default_rng(0)
+    rows = [row | {"reward": float(np.float32(1e6) + rng.normal() * 1e-3)} for row in LONGER]
+    assert reward_report(rows).groups == 0
+
+
 def test_a_record_of_evaluations_alone_is_refused():
     with pytest.raises(ParameterError, match="the completions are all of evaluations"):
         reward_report([{"step": 1, "prompt": "p", "completion": "c", "reward": 1, "of": "evaluation"}])

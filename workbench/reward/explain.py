@@ -9,6 +9,8 @@ import dataclasses
 import numpy as np
 
 _SMALL = 1e-12
+_ROUNDING = 1e-14  # share of a sum of squares that rounding in fp32 makes
+_TINY = 1e-24  # a sum of squares of differences that is nothing in any unit
 _AT_ONCE = 4_000_000  # permuted numbers held in memory
 
 
@@ -68,9 +70,14 @@ def numbered(*keys: np.ndarray) -> np.ndarray:
 
 def live_rows(rewards: np.ndarray, groups: np.ndarray) -> np.ndarray:
     """The rows of groups whose rewards differ, (N,) of bool."""
+    return _live(rewards, groups)[groups]
+
+
+def _live(rewards: np.ndarray, groups: np.ndarray) -> np.ndarray:
+    """The groups whose rewards differ, (groups,) of bool: beyond rounding, and not by far less than in the other groups."""
     squares = np.bincount(groups, centred(rewards, groups) ** 2)
-    scale = np.bincount(groups, rewards**2)
-    return (squares > np.maximum(_SMALL, 1e-14 * scale))[groups]  # beyond what rounding in fp32 makes
+    differ = squares > np.maximum(_TINY, _ROUNDING * np.bincount(groups, rewards**2))
+    return differ & (squares > _SMALL * np.median(squares[differ])) if differ.any() else differ
 
 
 def explain(
@@ -114,7 +121,7 @@ def explain(
     own = float(y @ y)
     whole = own if differences is None else differences
     squares = (x**2).sum(axis=0)
-    varies = squares > _SMALL * np.maximum(np.nanmax(np.abs(features), axis=0, initial=1.0) ** 2, 1)
+    varies = squares > _SMALL * np.nanmax(np.abs(features), axis=0, initial=0.0) ** 2
     x = np.where(varies, x / np.sqrt(np.where(varies, squares, 1.0)), 0.0)
     product = x.T @ y
     alone = product**2 / whole
@@ -149,7 +156,7 @@ def _spread_under_chance(x: np.ndarray, y: np.ndarray, groups: np.ndarray) -> np
     sizes = np.bincount(groups)
     reward_squares = np.bincount(groups, y**2) / np.maximum(sizes - 1, 1)
     squares = [np.bincount(groups, column**2) for column in x.T]
-    return np.sqrt(np.maximum([column @ reward_squares for column in squares], _SMALL**2))
+    return np.sqrt(np.maximum([column @ reward_squares for column in squares], np.finfo(float).tiny))
 
 
 def _best_of_chance(x: np.ndarray, y: np.ndarray, groups: np.ndarray, draws: int, rng: np.random.Generator):
@@ -172,8 +179,13 @@ def correlation(rewards: np.ndarray, feature: np.ndarray, groups: np.ndarray, ch
     """Correlation of a feature, (N,), with the reward within the groups of the chosen rows; 0 where one does not vary."""
     y = centred(rewards[chosen], groups[chosen])
     x = centred(feature[chosen], groups[chosen])
-    squares = float(x @ x) * float(y @ y)
-    return float(x @ y / np.sqrt(squares)) if squares > _SMALL else 0.0
+    varies = x @ x > _least(feature[chosen]) and y @ y > _least(rewards[chosen])
+    return float(x @ y / np.sqrt(x @ x) / np.sqrt(y @ y)) if varies else 0.0
+
+
+def _least(values: np.ndarray) -> float:
+    """Sum of squares within groups that rounding may make of values."""
+    return max(np.finfo(float).tiny, _ROUNDING * float(np.nansum(values**2)))
 
 
 def change_of_share(
@@ -192,16 +204,19 @@ def change_of_share(
     x = centred(feature, groups)
     sums = np.stack([np.bincount(groups, v) for v in (x * y, x * x, y * y)])
     when = np.bincount(groups, steps) / np.maximum(np.bincount(groups), 1)
-    live = sums[2] > _SMALL
+    live = _live(rewards, groups)
     sums, when = sums[:, live], when[live]
     late = when > np.median(when)
     if not late.any() or late.all():
         return 0.0, 1.0
 
+    least = np.array([_least(feature), _least(rewards)])
+
     def change(where: np.ndarray) -> np.ndarray:
         last = sums @ where.T.astype(float)
         first = sums.sum(axis=1)[:, None] - last
-        correlations = [s[0] / np.sqrt(np.maximum(s[1] * s[2], _SMALL)) for s in (first, last)]
+        deviations = [np.sqrt(np.maximum(s[1:], least[:, None])) for s in (first, last)]
+        correlations = [s[0] / d[0] / d[1] for s, d in zip((first, last), deviations, strict=True)]
         return correlations[1] - correlations[0]
 
     real = float(change(late[None])[0])

@@ -460,8 +460,8 @@ def _through(rewards, values, groups, strata) -> np.ndarray:
     inner = centred(rewards, strata)
     whole = centred(values, groups).T @ y
     rest = centred(values, strata).T @ inner
-    safe = np.where(np.abs(whole) > 1e-12, whole, 1.0)
-    return np.where(np.abs(whole) > 1e-12, np.clip(1 - rest / safe, 0, 1), 0.0)
+    related = np.abs(whole) > 1e-12 * np.sqrt(np.nansum(values**2, axis=0) * (y @ y))
+    return np.where(related, np.clip(1 - rest / np.where(related, whole, 1.0), 0, 1), 0.0)
 
 
 def _over_the_run(paid: Paid, rewards, feature, groups, steps, rng) -> Paid:
