@@ -29,6 +29,10 @@ def without_clip(logps, old_logps, advantages, mask, total_tokens):
     return slopes.sum(), slopes
 
 
+def advantages(rewards, groups):
+    return rewards - np.array([rewards[groups == group].mean() for group in groups])
+
+
 def ends(logps):
     raise SystemExit(0)
 """
@@ -74,6 +78,8 @@ def test_json_has_an_object_for_each_case(project, capsys):
     [
         ("my_loss --as dapo", "my_loss: expected MODULE:FUNCTION"),
         ("no_loss:f --as dapo", "no_loss:f: ModuleNotFoundError: No module named 'no_loss'"),
+        ("no_loss.py:f --as dapo", "no_loss.py: no such file; expected MODULE:FUNCTION or FILE.py:FUNCTION"),
+        ("my_loss:advantages --as grpo", "a loss has no `rewards`: a function of these claims to be advantages"),
         ("my_exit:f --as dapo", "my_exit:f: SystemExit: 0"),
         ("my_loss:ends --as dapo", "none of the 39 cases of dapo has an answer: raised SystemExit: 0"),
         ("my_loss:policy --as dapo", "my_loss:policy: AttributeError"),
@@ -81,11 +87,18 @@ def test_json_has_an_object_for_each_case(project, capsys):
         ("my_loss:np --as dapo", "my_loss:np is module: expected a function"),
         ("my_loss:policy_loss --as grpo2", "did you mean 'grpo'?"),
         ("my_loss:policy_loss --as grpo_advantages", "none of the 13 cases of grpo_advantages has an answer"),
+        ("my_loss:policy_loss --as rloo_advantages", "advantages have no `logps`: a function of these claims to be"),
     ],
 )
 def test_what_cannot_be_asked_ends_with_2(project, capsys, arguments, says):
     code, out, err = call(capsys, "conform", *arguments.split())
     assert (code, out) == (2, "") and says in err and err.count("\n") == 1
+
+
+def test_a_function_in_a_file_is_asked_by_the_files_path(tmp_path, capsys):
+    (tmp_path / "loss_in_a_file.py").write_text(LOSS)
+    code, out, _ = call(capsys, "conform", f"{tmp_path}/loss_in_a_file.py:policy_loss", "--as", "dapo")
+    assert code == 0 and "0 of 18 cases wrong" in out
 
 
 def test_the_example_of_the_page_is_the_same_in_each_case(tmp_path, monkeypatch, capsys):

@@ -106,6 +106,10 @@ def call(function: Callable[..., Any], case: Case) -> Any:
     required = [p.name for p in named if p.default is p.empty]
     if unknown := [name for name in required if name not in offers]:
         raise TypeError(f"parameter {unknown[0]!r}: expected `case` or one of {', '.join(sorted(offers))}")
+    if case.rewards is None and "rewards" in required:
+        raise TypeError("a loss has no `rewards`: a function of these claims to be advantages, such as grpo_advantages")
+    if case.logps is None and "logps" in required:
+        raise TypeError("advantages have no `logps`: a function of these claims to be a loss, such as dapo")
     # By position as far as possible, as `jax.value_and_grad` wants it.
     first = list(itertools.takewhile(offers.__contains__, positional))
     others = {name: offers[name] for name in parameters if name in offers and name not in first}

@@ -1,7 +1,6 @@
 """`workbench conform`: load a function by its name, ask it, print what it answered."""
 
 import contextlib
-import importlib
 import json
 import sys
 from collections.abc import Callable
@@ -10,12 +9,13 @@ from typing import Any
 
 from ..errors import ParameterError
 from ..runs.files import jsonable
+from ..runs.own_code import load_module
 from ..runs.text import printable
 from .report import Verdict, conform_report
 
 
 def load_function(target: str) -> Callable[..., Any]:
-    """Import a function by `package.module:function`, also from the current folder. It is executed: name what you trust.
+    """Import a function by `package.module:function`, also from the current folder, or `file.py:function`; it is executed.
 
     Raises:
         ParameterError: if there is no such module or function, or the module raises an error.
@@ -24,15 +24,16 @@ def load_function(target: str) -> Callable[..., Any]:
         >>> load_function("math:log")(1.0)
         0.0
     """
-    module, _, name = target.partition(":")
-    if not module or not name:
-        raise ParameterError(f"{target}: expected MODULE:FUNCTION, as in my_pkg.loss:policy_loss")
-    if "" not in sys.path:
-        sys.path.insert(0, "")
+    source, _, name = target.rpartition(":")
+    expected = "expected MODULE:FUNCTION or FILE.py:FUNCTION, as in my_pkg.loss:policy_loss"
+    if not source or not name:
+        raise ParameterError(f"{target}: {expected}")
     try:
-        function = importlib.import_module(module)
+        function: Any = load_module(source, expected)
         for part in name.split("."):
             function = getattr(function, part)
+    except ParameterError:
+        raise
     except (Exception, SystemExit) as error:  # the module is anybody's
         raise ParameterError(f"{target}: {type(error).__name__}: {error}") from error
     if not callable(function):

@@ -4,19 +4,16 @@ import asyncio
 import contextlib
 import copy
 import functools
-import importlib
-import importlib.util
 import inspect
 import math
 import signal
-import sys
 import threading
 import types
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 from ..errors import ParameterError
+from ..runs.own_code import load_module
 
 TRL, VERL, PAIR = "TRL's convention", "verl's convention", "a completion and an answer"
 VERL_BATCH = "verl's convention of batches"
@@ -114,11 +111,7 @@ def load_function(place: str) -> Callable[..., Any]:
     if not separator or not source or not name:
         raise ParameterError(f"{place!r}: {expected}")
     try:
-        if source.endswith(".py"):
-            module = _of_file(Path(source), expected)
-        else:
-            sys.path.insert(0, "")
-            module = importlib.import_module(source)
+        module = load_module(source, expected)
     except (Exception, SystemExit) as error:
         if isinstance(error, ParameterError):
             raise
@@ -128,22 +121,6 @@ def load_function(place: str) -> Callable[..., Any]:
         names = [key for key, value in vars(module).items() if callable(value) and not key.startswith("_")]
         raise ParameterError(f"{source} has no function {name!r}; it has {', '.join(names) or 'none'}")
     return function
-
-
-def _of_file(path: Path, expected: str):
-    if not path.is_file():
-        raise ParameterError(f"{path}: no such file; {expected}")
-    taken = sys.modules.get(path.stem)  # a file `json.py` is not to replace the library for everybody
-    ours = taken is None or getattr(taken, "__file__", None) == str(path.resolve())
-    name = path.stem if ours else f"{path.stem}_of_the_user"
-    spec = importlib.util.spec_from_file_location(name, path.resolve())
-    if spec is None or spec.loader is None:
-        raise ParameterError(f"{path}: no Python file; {expected}")
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[name] = module
-    sys.path.insert(0, str(path.parent))
-    spec.loader.exec_module(module)
-    return module
 
 
 class Asked:

@@ -1,9 +1,14 @@
-"""A user's Python file with rules, features or readers of their own: it is executed, because the user has named it."""
+"""A user's module, or file with rules, features or readers of their own: it is executed, because the user has named it."""
 
+import importlib
+import importlib.util
 import os
 import runpy
+import sys
 import traceback
 from collections.abc import Collection
+from pathlib import Path
+from types import ModuleType
 from typing import TypeVar
 
 from ..errors import ParameterError
@@ -37,6 +42,35 @@ def load_own(
     if not own:
         raise ParameterError(f"{option}={path}: the file defines no {name}; {expected}")
     return own
+
+
+def load_module(source: str, expected: str) -> ModuleType:
+    """Import a module by its name, also from the current folder, or a file that ends with `.py`.
+
+    Raises:
+        ParameterError: no such file; it says what was `expected`. An error of the module stays what it is.
+    """
+    if source.endswith(".py"):
+        return _of_file(Path(source), expected)
+    if "" not in sys.path:
+        sys.path.insert(0, "")
+    return importlib.import_module(source)
+
+
+def _of_file(path: Path, expected: str) -> ModuleType:
+    if not path.is_file():
+        raise ParameterError(f"{path}: no such file; {expected}")
+    taken = sys.modules.get(path.stem)  # a file `json.py` is not to replace the library for everybody
+    ours = taken is None or getattr(taken, "__file__", None) == str(path.resolve())
+    name = path.stem if ours else f"{path.stem}_of_the_user"
+    spec = importlib.util.spec_from_file_location(name, path.resolve())
+    if spec is None or spec.loader is None:
+        raise ParameterError(f"{path}: no Python file; {expected}")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module
+    sys.path.insert(0, str(path.parent))
+    spec.loader.exec_module(module)
+    return module
 
 
 def line_of(error: BaseException, file: str) -> str:
