@@ -166,6 +166,7 @@ def test_own_features_have_names_of_their_own(tmp_path):
     for wrong, says in (
         ([length], "two features have the name 'length'"),
         ([len], "expected a function that `@feature`"),
+        (shouts, r"features: 'shouts' alone; expected a list of features, such as \[shouts\]"),
     ):
         with pytest.raises(ParameterError, match=says):
             checked(wrong)

@@ -239,6 +239,12 @@ def test_an_infinite_reward_is_left_out_and_said_in_json_too():
     assert report.as_json()["damage"] == ["2 of 90 completions have an infinite reward; left out."]
 
 
+@pytest.mark.parametrize("seed", [-1, 0.5, "0"])
+def test_a_seed_that_is_none_is_refused(seed):
+    with pytest.raises(ParameterError, match=f"seed={seed!r}: expected a whole number of at least 0"):
+        reward_report(LONGER, seed=seed)
+
+
 def test_of_one_step_nothing_is_said_over_the_run():
     report = reward_report([row | {"step": 0, "prompt": f"p{row['step']}"} for row in LONGER])
     assert "has too few steps to say whether this changes" in report.headline and "quarter, " not in report.headline

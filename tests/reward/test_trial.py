@@ -577,6 +577,7 @@ def test_the_form_of_ones_own_is_asked():
         ([{"prompt": "p", "answer": {"a": 1}}], {}, "read as an answer, but such as {'a': 1}; name the column"),
         (ROWS, {"rows": 0}, "rows=0: expected 1 or more"),
         ("gone.jsonl", {}, "data=gone.jsonl: no such file"),
+        (None, {}, "data=None: expected rows: a list, a data set, a DataFrame, or a file of them"),
         ([{"prompt": None, "answer": "4"}], {}, "data: a row has the prompt None; expected a text, or messages"),
         ([{"prompt": 5, "answer": "4"}], {}, "data: a row has the prompt 5; expected a text"),
         ([{"prompt": ["a"], "answer": "4"}], {}, "data: a row has the prompt ['a']; expected a text"),
@@ -645,10 +646,10 @@ def test_a_class_is_refused_with_what_to_name():
 
 
 def test_what_the_function_prints_is_no_part_of_the_report(capsys, tmp_path):
-    (tmp_path / "train.json").write_text(json.dumps(ROWS))  # a list, on one line
+    (tmp_path / "train.jsonl").write_text(json.dumps(ROWS))  # a list, on one line
     rewards = tmp_path / "rewards_that_print.py"
     rewards.write_text("def zero(completions, **columns):\n    print('asked')\n    return [0.0] * len(completions)\n")
-    _, out, err = call(capsys, "reward", f"{rewards}:zero", "--data", tmp_path / "train.json", "--json")
+    _, out, err = call(capsys, "reward", f"{rewards}:zero", "--data", tmp_path / "train.jsonl", "--json")
     assert json.loads(out)["name"] == "zero" and "asked" in err
 
 

@@ -349,6 +349,13 @@ def test_an_out_dir_that_cannot_be_made_is_named(tmp_path):
         open_run("by_hand", str(tmp_path / "file" / "run"), {})
 
 
+def test_a_file_in_place_of_the_runs_is_named(tmp_path, monkeypatch):
+    (tmp_path / "runs").write_text("")
+    monkeypatch.setenv("WORKBENCH_RUNS", str(tmp_path / "runs"))
+    with pytest.raises(RunError, match=r"runs.*: a file, or a link that leads nowhere, .* WORKBENCH_RUNS"):
+        create_run("by_hand", {})
+
+
 def test_a_link_that_leads_nowhere_in_place_of_the_runs_is_named(tmp_path):
     """As scratch storage leaves it that was cleared; looking for a free name went on for ever."""
     (tmp_path / "runs").symlink_to(tmp_path / "cleared")

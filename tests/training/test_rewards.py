@@ -43,7 +43,8 @@ def test_a_reward_takes_trls_extra_keywords_and_names_its_metric(make, name):
 
 
 @pytest.mark.parametrize(
-    "make, name", [(lambda: length_reward(-1), "target"), (lambda: length_reward(sign=2), "sign")]
+    "make, name", [(lambda: length_reward(-1), "target"), (lambda: length_reward("20"), "target"),
+                   (lambda: length_reward(float("nan")), "target"), (lambda: length_reward(sign=2), "sign")]
 )  # fmt: skip
 def test_a_wrong_argument_is_named(make, name):
     with pytest.raises(ParameterError, match=f"^{name}="):

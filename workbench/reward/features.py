@@ -217,6 +217,10 @@ def checked(own: Sequence[Any]) -> tuple[Feature, ...]:
     Raises:
         ParameterError: something that `@feature` did not decorate, or a name that comes twice.
     """
+    if isinstance(own, Feature):
+        raise ParameterError(
+            f"features: {own.name!r} alone; expected a list of features, such as [{own.function.__name__}]"
+        )
     for each in own:
         if not isinstance(each, Feature):
             raise ParameterError(f"features: {each!r} is no feature; expected a function that `@feature` decorates")

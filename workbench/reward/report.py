@@ -288,7 +288,7 @@ def reward_report(source: Any, *, answers: Any = None, features: Sequence[Featur
 
     Raises:
         RunError: nothing there holds completions.
-        ParameterError: a column is missing, or a feature cannot be used.
+        ParameterError: a column is missing, a feature cannot be used, or the seed is below 0.
 
     Example:
         >>> texts = ["no", "yes, I think it is so", "it is so", "perhaps"]
@@ -296,6 +296,8 @@ def reward_report(source: Any, *, answers: Any = None, features: Sequence[Featur
         >>> reward_report(rows).verdict
         'pays for length'
     """
+    if type(seed) is not int or seed < 0:
+        raise ParameterError(f"seed={seed!r}: expected a whole number of at least 0")
     every: Sequence[Feature] = checked(features)
     table, damage = load_completions(source, answers)
     rewards, target = _target(table)

@@ -8,7 +8,7 @@ import json
 import re
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -333,8 +333,8 @@ def _rows(data: Any) -> Iterator[dict]:
                 data = pd.read_parquet(path)
             except ValueError as error:  # what pyarrow raises is one
                 raise ParameterError(f"data={path}: no parquet file ({error}); repair it, or name another") from error
-        elif path.suffix == ".json" and (text := path.read_text(encoding="utf-8")).lstrip().startswith("["):
-            data = _json_list(path, text)
+        elif _begins_a_list(path):
+            data = _json_list(path)
         else:
             data = [row for _, row in json_lines(path)]
     if hasattr(data, "to_dict") and hasattr(data, "columns"):
@@ -344,6 +344,8 @@ def _rows(data: Any) -> Iterator[dict]:
         raise ParameterError(
             f"data: a {type(data).__name__} of {holds}; expected rows: one part, such as data['train'], or a DataFrame"
         )
+    if not isinstance(data, Iterable):
+        raise ParameterError(f"data={data!r}: expected rows: a list, a data set, a DataFrame, or a file of them")
     for row in data:
         name = next((name for name in COLUMNS["prompt"] if name in row), None)
         if name is None:
@@ -357,9 +359,15 @@ def _is_prompt(prompt: Any) -> bool:
     return isinstance(prompt, str) or (several and all(isinstance(message, Mapping) for message in prompt))
 
 
-def _json_list(path: Path, text: str) -> list[dict]:
+def _begins_a_list(path: Path) -> bool:
+    """True where a file is one JSON list of rows, whatever its ending."""
+    with path.open("rb") as file:
+        return file.read(1000).lstrip().startswith(b"[")
+
+
+def _json_list(path: Path) -> list[dict]:
     try:
-        rows = json.loads(text)
+        rows = json.loads(path.read_text(encoding="utf-8"))
     except ValueError as error:
         raise ParameterError(f"data={path}: not JSON ({error}); repair it") from error
     if not all(isinstance(row, dict) for row in rows):

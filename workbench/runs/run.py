@@ -301,7 +301,7 @@ def _new_folder(top: Path, notebook: str) -> Path:
     _remove_unmade(top / notebook)
     try:
         (top / notebook).mkdir(parents=True, exist_ok=True)
-    except FileExistsError as error:
+    except (FileExistsError, NotADirectoryError) as error:
         raise RunError(
             f"{error.filename}: a file, or a link that leads nowhere, and runs need a folder there; remove it, or name another "
             "folder with --runs-dir or WORKBENCH_RUNS"

@@ -183,14 +183,14 @@ def length_reward(target: int = 20, sign: int = -1) -> RewardFn:
         sign: -1, or +1 for the wrong sign in the docs of TRL v0.14 (trl #2714), which rewards long completions.
 
     Raises:
-        ParameterError: a negative target, or another sign.
+        ParameterError: a target that is negative or no number, or another sign.
 
     Example:
         >>> length_reward(20)(["exactly twenty chars", "short"])
         [0.0, -15.0]
     """
-    if target < 0:
-        raise ParameterError(f"target={target}: expected a length of at least 0 characters")
+    if not isinstance(target, int | float) or not 0 <= target < math.inf:
+        raise ParameterError(f"target={target!r}: expected a length of at least 0 characters")
     if sign not in (-1, 1):
         raise ParameterError(f"sign={sign}: expected -1 (as documented since v0.15) or 1 (as printed in v0.14)")
     bounds = {"highest": 0.0} if sign < 0 else {"lowest": 0.0}
