@@ -180,12 +180,12 @@ def correlation(rewards: np.ndarray, feature: np.ndarray, groups: np.ndarray, ch
     y = centred(rewards[chosen], groups[chosen])
     x = centred(feature[chosen], groups[chosen])
     varies = x @ x > _least(feature[chosen]) and y @ y > _least(rewards[chosen])
-    return float(x @ y / np.sqrt(x @ x) / np.sqrt(y @ y)) if varies else 0.0
+    return float(x @ y / np.sqrt((x @ x) * (y @ y))) if varies else 0.0
 
 
 def _least(values: np.ndarray) -> float:
     """Sum of squares within groups that rounding may make of values."""
-    return max(np.finfo(float).tiny, _ROUNDING * float(np.nansum(values**2)))
+    return max(_TINY**2, _ROUNDING * float(np.nansum(values**2)))
 
 
 def change_of_share(
@@ -215,8 +215,7 @@ def change_of_share(
     def change(where: np.ndarray) -> np.ndarray:
         last = sums @ where.T.astype(float)
         first = sums.sum(axis=1)[:, None] - last
-        deviations = [np.sqrt(np.maximum(s[1:], least[:, None])) for s in (first, last)]
-        correlations = [s[0] / d[0] / d[1] for s, d in zip((first, last), deviations, strict=True)]
+        correlations = [s[0] / np.sqrt(np.prod(np.maximum(s[1:], least[:, None]), axis=0)) for s in (first, last)]
         return correlations[1] - correlations[0]
 
     real = float(change(late[None])[0])
