@@ -246,11 +246,17 @@ def test_what_cannot_be_checked_is_refused(tmp_path):
     assert check_step(trainer, batch=rows).first is None
 
 
-@pytest.mark.parametrize("size, steps", [(4, 3), (4, 8), (8, 1)])
-def test_a_batch_below_one_generation_is_refused(size, steps, tmp_path):
-    trainer = make(tmp_path, gradient_accumulation_steps=steps, per_device_train_batch_size=size)
-    with pytest.raises(ParameterError, match=f"batch has 4 rows, expected {size * steps} or a multiple"):
+@pytest.mark.parametrize("steps, expected", [(3, 12), (8, 8)])
+def test_a_batch_that_cannot_be_split_is_refused(steps, expected, tmp_path):
+    trainer = make(tmp_path, gradient_accumulation_steps=steps, per_device_train_batch_size=4)
+    with pytest.raises(ParameterError, match=f"batch has 4 rows, expected {expected} or a multiple"):
         check_step(trainer, batch=[{"prompt": PROMPTS[0]}] * 4)
+    assert check_step(trainer, batch=[{"prompt": PROMPTS[0]}] * expected).first is None
+
+
+def test_a_batch_smaller_than_that_of_the_config_will_do(tmp_path):
+    trainer = make(tmp_path, per_device_train_batch_size=8)
+    assert check_step(trainer, batch=[{"prompt": PROMPTS[0]}] * 4).first is None
 
 
 class DetachedEntropies(trl.GRPOTrainer):

@@ -1,6 +1,7 @@
 """One training step, checked: every stage again, from the stage before it, and the first that differs."""
 
 import contextlib
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -67,14 +68,14 @@ def check_step(trainer: Any, batch: list[dict] | None = None, meant: Sequence[st
     Raises:
         RunError: vLLM does not sample, for example because its engine is closed; `trainer.model` was replaced; the step needs
             what only `train()` makes.
-        ParameterError: another trainer, one without data, a batch that is no whole number of groups or generations or has
-            several prompts in a group, or a name in `meant` that is no stage's.
+        ParameterError: another trainer, one without data, a batch that is no whole number of groups, cannot be split into
+            micro-batches or has several prompts in a group, or a name in `meant` that is no stage's.
         Exception: any error of the step itself, for example in a reward function; the trainer is then unchanged, too.
     """
     names = stage_names("meant", meant)
     if batch and kind_of(trainer) in ("GRPO", "RLOO") and len(batch) % trainer.num_generations == 0:
         _check_groups(batch, trainer.num_generations)
-        _check_size(batch, trainer.args.per_device_train_batch_size * trainer.args.steps_per_generation)
+        _check_size(batch, trainer.num_generations, trainer.args.steps_per_generation)
     return _without_callbacks(trainer, check_any_step(trainer, batch)).with_meant(names)
 
 
@@ -89,12 +90,12 @@ def _check_groups(batch: Sequence[Mapping[str, Any]], size: int) -> None:
             )
 
 
-def _check_size(batch: Sequence, size: int) -> None:
-    """Refuse a batch that is no whole number of generations: TRL splits each into micro-batches, some of them empty."""
-    if len(batch) % size:
+def _check_size(batch: Sequence, groups: int, parts: int) -> None:
+    """Refuse a batch that TRL cannot split into the micro-batches of a generation: some would be empty, or rows left out."""
+    if len(batch) % parts:
         raise ParameterError(
-            f"check_step: batch has {len(batch)} rows, expected {size} or a multiple: one generation takes "
-            "per_device_train_batch_size * steps_per_generation rows in each process"
+            f"check_step: batch has {len(batch)} rows, expected {math.lcm(groups, parts)} or a multiple: TRL splits the rows "
+            f"of a generation into steps_per_generation={parts} micro-batches"
         )
 
 
