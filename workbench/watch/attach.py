@@ -172,8 +172,11 @@ class StepCheck(LiveCallback):
         if before is not None and after is not None:
             changed = [name for name in before if not np.array_equal(before[name], after[name], equal_nan=True)]
             names = ", ".join(others_with(self._trainer, event)) or "a callback"
+            what = f"{' and the '.join(changed)} of the checked update in {event}"
+            if (event, changed) == ("on_pre_optimizer_step", ["gradient"]):
+                what = "gradient after it is clipped, before the optimizer takes it"
             if changed:
-                self._amend(step, f"{names} changes the {' and the '.join(changed)} of the checked update in {event}")
+                self._amend(step, f"{names} changes the {what}")
         return result
 
     def _of_update(self) -> dict[str, list[float]]:
