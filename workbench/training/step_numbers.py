@@ -134,13 +134,16 @@ def mixed_texts(texts: Sequence[tuple], asked: Sequence[str], sampled: Sequence[
     answers, written = [_plain(_last_text(completion)) for _, completion in texts], [_plain(text) for text in sampled]
     numbers, everyones = range(len(texts)), set(written)
     elsewhere = {text for text in prompts if any(text in other for other in asked)}
+    others = [i for i in numbers if is_one[i] and answers[i] != written[i] and answers[i] in everyones]
+    # A short text may be a part of its row by chance, which clears it only where no row has clearly another's.
+    is_mixed = any(answers[i] not in written[i] for i in others)
     return {
         "prompts": [
             i
             for i in numbers
             if prompts[i] not in asked[i] and prompts[i] in elsewhere and any(p and p in asked[i] for p in prompts)
         ],
-        "completions": [i for i in numbers if is_one[i] and answers[i] not in written[i] and answers[i] in everyones],
+        "completions": others if is_mixed else [],
     }
 
 
