@@ -401,10 +401,8 @@ def _dead(log: Log, dead: np.ndarray, cause: str, counts: dict) -> Finding:
     if severity == PROBLEM and (share < (_HALF if usual else _MANY) or (usual and (chance or rises(reward)))):
         severity = WARNING
     if severity == PROBLEM and cause == "unknown" and dead.all() and rises(reward):
-        severity, words = (
-            WARNING,
-            f"{words}, and the reward rises all the same, so the logged norm is wrong, or rounded",
-        )
+        severity = WARNING
+        words += ", and the reward rises all the same, so the logged norm is wrong, or rounded"
     if cause == "zero-loss":
         severity = WARNING
     if cause in ("equal-rewards", "zero-loss") and share < _THIRD:

@@ -52,7 +52,7 @@ class Lines:
         self._into = self._other  # what is open
         self._open: dict[str, float] | None = None  # the metrics below a line with a step
         self._left = 0  # lines of it
-        self._epoch: float | None = None  # of the last line that says one alone
+        self._epoch: float | None = None  # announced in a line of its own, above its steps
         self._head: list[str] = []  # of a table
         self._cells: list[str] = []  # of the line before
 

@@ -96,7 +96,7 @@ def _returned_loss(record: StepRecord) -> dict[str, float]:
 
 
 def _logged_by_losses(record: StepRecord) -> list[dict[str, float]]:
-    """What the loss of each micro-batch logged: the metrics of which there is a value for each."""
+    """For each micro-batch, the metrics that its loss logged; one that was not logged by every loss is left out."""
     count = len(record.micro_batches)
     values = {name: each for name, each in record.metrics.items() if len(each) == count}
     return [{name: each[number] for name, each in values.items()} for number in range(count)]
