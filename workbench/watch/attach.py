@@ -156,7 +156,7 @@ class StepCheck(LiveCallback):
         return again and model.training
 
     def _taken_before(self) -> list[dict[str, Any]]:
-        """The inputs of earlier losses on this generation, in its current pass; none where the watch has not seen all of them."""
+        """The inputs of earlier losses in this pass over the generation; none where the watch has not seen all of them."""
         every = self._trainer.args.steps_per_generation
         if len(self._taken) != self._trainer._step % (every * self._trainer.num_iterations):
             return []
