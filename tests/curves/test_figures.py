@@ -320,9 +320,9 @@ def test_a_caption_names_the_windows_of_runs_of_other_lengths():
         show_curves({str(steps): runs[steps] for steps in shown}, title="T", window=20).caption
         for shown in ((400,), (40, 400), (10, 400))
     )
-    assert "its centred mean over 20 steps," in one
-    assert "its centred mean over 3.9 to 20 steps," in two
-    assert "its centred mean over 1 to 20 steps," in short
+    assert "its centred mean over 21 steps," in one
+    assert "its centred mean over 3 to 21 steps," in two
+    assert "its centred mean over 1 to 21 steps," in short
 
 
 def test_steps_further_apart_than_the_window_are_no_mean():

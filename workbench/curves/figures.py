@@ -361,6 +361,13 @@ def apart(heights: Sequence[float], sizes: Sequence[float], low: float, high: fl
     return at
 
 
+def _averaged(x: np.ndarray, window: float) -> tuple[int, float]:
+    """The points of a whole `centred_mean`, and the steps that they stand for: 9 of each where a window is 8 steps."""
+    gap = float(np.median(np.diff(x)))
+    points = 1 + 2 * math.floor((window / 2 + 1e-9) / gap)
+    return points, points * gap
+
+
 def _caption(panels: list[list[Series]], without: list[str], metric: str, window: float) -> str:
     drawn, text = [one for panel in panels for one in panel], []
     counts = [one.count for one in drawn if not one.documented]
@@ -369,10 +376,9 @@ def _caption(panels: list[list[Series]], without: list[str], metric: str, window
         band = f", {many}" if max(counts) >= BAND else f". No band below {BAND} seeds."
         text.append(f"Thin lines: single seeds. Thick line: their mean{band}")
         averaged = [one for one in drawn if one.count > 1 and len(one.x) > 1]
-        windows = [min(window, TENTH * (one.x[-1] - one.x[0])) for one in averaged]
-        gaps = [float(np.median(np.diff(one.x))) for one in averaged]
-        if any(size >= 2 * gap for size, gap in zip(windows, gaps, strict=True)):  # else each mean is the point itself
-            least, most = (f"{max(1, size):g}" for size in (min(windows), max(windows)))
+        means = [_averaged(one.x, min(window, TENTH * (one.x[-1] - one.x[0]))) for one in averaged]
+        if any(points > 1 for points, _ in means):  # else each mean is the point itself
+            least, most = (f"{end(steps for _, steps in means):g}" for end in (min, max))
             over = most if least == most else f"{least} to {most}"
             text.append(f"Each seed is first its centred mean over {over} steps{STOPS}.")
     if 1 in counts:
