@@ -20,6 +20,7 @@ def tensorboard_scalars(folder: Path) -> dict[str, dict[int, float]]:
 
 def write_events(path: Path, rows: list[dict]) -> None:
     """Scalars as TensorBoard's own writer stores them, a row a step."""
+    others = set(path.parent.glob("events.*"))
     writer = EventFileWriter(str(path.parent))
     for row in rows:
         for name, value in row.items():
@@ -27,5 +28,5 @@ def write_events(path: Path, rows: list[dict]) -> None:
                 summary = Summary(value=[Summary.Value(tag=name, simple_value=value)])
                 writer.add_event(Event(step=row["step"], wall_time=float(row["step"]), summary=summary))
     writer.close()
-    (written,) = (file for file in path.parent.glob("events.*") if file != path)
+    (written,) = set(path.parent.glob("events.*")) - others
     written.rename(path)

@@ -9,6 +9,7 @@ from importlib.util import find_spec
 
 import pytest
 from conftest import ROOT, need
+from tensorboard_files import write_events
 
 from workbench.errors import MissingDependencyError, RunError
 from workbench.logs import rows as rows_of_logs
@@ -413,6 +414,29 @@ def test_what_is_no_event_file_is_refused(tmp_path, content):
     path.write_bytes(content)
     with pytest.raises(RunError, match="no scalars in it; expected a TensorBoard file"):
         read_tensorboard(path)
+
+
+def events_of(folder, *trained):
+    """Event files of a folder, named as TensorBoard names them, with the steps of each."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for n, steps in enumerate(trained):
+        rows = [{"step": s, "train/reward": n + s / 100, "train/loss": 0.1} for s in steps]
+        write_events(folder / f"events.out.tfevents.{1700000000 + n}.host", rows)
+
+
+@pytest.mark.parametrize("below", ["", "tensorboard"])
+def test_event_files_of_a_resumed_training_are_one_run(tmp_path, below):
+    events_of(tmp_path / below, range(1, 61), range(51, 56), range(51, 101))
+    (log,) = read_logs(tmp_path)
+    assert log.steps["step"].tolist() == list(range(1, 101))
+    assert log.metric("reward")[[49, 50, 99]].tolist() == pytest.approx([0.5, 2.51, 3.0])
+    assert log.notes == ("3 event files are one training, which was resumed: later ones begin at step 51, 51",)
+
+
+def test_event_files_of_trainings_from_the_start_are_several(tmp_path):
+    events_of(tmp_path, range(1, 21), range(1, 21))
+    events_of(tmp_path / "other", range(5, 21))
+    assert [len(log.steps) for log in read_logs(tmp_path)] == [20, 20, 16]
 
 
 def test_without_tensorboard_the_error_names_what_to_install(monkeypatch):

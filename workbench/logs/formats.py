@@ -26,6 +26,7 @@ from .stores import database, is_long, mlflow_run, parquet, wide
 
 _LARGEST = {"CSV": 512_000_000, "JSON": 100_000_000}  # bytes
 SUMMARY = "wandb-summary.json"
+TENSORBOARD = "TensorBoard"
 # Columns that say what a line is, not which run; and the first word of what is no step of a training.
 _KIND_NAMES = ["type", "kind", "split", "mode", "phase", "stage", "event"]
 _OTHER_KINDS = ["eval", "evaluation", "evaluate", "val", "valid", "validation", "test", "sample", "samples"]
@@ -423,10 +424,10 @@ def _asked_for(sample: pd.DataFrame) -> list:
     return [c for c, n in columns.items() if plain(n) in known or plain(n).startswith("rewards_") or c in words]
 
 
-def read_tensorboard(path: Path, source: str = "") -> pd.DataFrame:
+def read_tensorboard(path: Path, source: str = "", *, resumed: Sequence[Path] = ()) -> pd.DataFrame:
     """The scalars of a TensorBoard event file, a row a step; `elapsed_s` counts from the first event.
 
-    A last record cut short by a kill is left out.
+    A last record cut short by a kill is left out. Of a step that is in a file of `resumed` too, the last value counts.
     """
     try:
         from tensorboard.backend.event_processing.event_file_loader import EventFileLoader
@@ -439,7 +440,8 @@ def read_tensorboard(path: Path, source: str = "") -> pd.DataFrame:
     if not path.is_file():
         raise RunError(f"{source}: no such file; expected an events.out.tfevents... file")
     rows: dict[int, dict] = {}
-    events = list(EventFileLoader(str(path)).Load())  # it turns scalars of TensorFlow 1 into tensors, as 2 writes them
+    # The loader turns scalars of TensorFlow 1 into tensors, as 2 writes them.
+    events = [event for file in (path, *resumed) for event in EventFileLoader(str(file)).Load()]
     for event in events:
         for value in event.summary.value:
             number = make_ndarray(value.tensor) if value.HasField("tensor") else np.array("")
@@ -460,7 +462,7 @@ def read_tensorboard(path: Path, source: str = "") -> pd.DataFrame:
 @reader(files="*tfevents*")
 def tensorboard(source: Source) -> list[Found]:
     """Events of TensorBoard."""
-    return [Found("TensorBoard", read_tensorboard(source.path, source.name))]
+    return [Found(TENSORBOARD, read_tensorboard(source.path, source.name))]
 
 
 @reader(sniff=lambda source: _text_of(source)[:2] in _NEVER_OPENED)

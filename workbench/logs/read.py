@@ -20,7 +20,7 @@ import pandas as pd
 from ..errors import ParameterError, RunError
 from ..runs.files import ASIDE, is_second_record, open_plain
 from .completions import completions_table, last_trainer_state, read_completions, read_trl_completions
-from .formats import READERS, SUMMARY, runs_in, tidied
+from .formats import READERS, SUMMARY, TENSORBOARD, read_tensorboard, runs_in, tidied
 from .log import Log
 from .names import COUNTED, reward_columns, steps_table
 from .reader import Reader, Source
@@ -217,7 +217,32 @@ def _logs_in(paths: Sequence[Path], folder: Path, refused: dict[str, RunError], 
         name = str(path.relative_to(folder))
         logs = _attempt(refused, name, functools.partial(_file, path, readers))
         found += [dataclasses.replace(log, name=name + log.name[len(path.name) :]) for log in logs]
-    return found
+    return _resumed(found, folder)
+
+
+def _resumed(logs: Sequence[Log], folder: Path) -> list[Log]:
+    """Event files of TensorBoard in one folder as one run where each goes on: a resumed training begins a new file."""
+    runs: list[list[Log]] = []
+    for log in logs:
+        if runs and _goes_on(runs[-1][0], log):
+            runs[-1].append(log)
+        else:
+            runs.append([log])
+    return [_one_run(parts, folder) if len(parts) > 1 else parts[0] for parts in runs]
+
+
+def _goes_on(log: Log, later: Log) -> bool:
+    if {log.kind, later.kind} != {TENSORBOARD} or Path(log.name).parent != Path(later.name).parent:
+        return False
+    return log.steps.columns.equals(later.steps.columns) and log.steps["step"].iloc[0] < later.steps["step"].iloc[0]
+
+
+def _one_run(parts: Sequence[Log], folder: Path) -> Log:
+    first, *others = (folder / log.name for log in parts)
+    begins = ", ".join(f"{log.steps['step'].iloc[0]:.0f}" for log in parts[1:])
+    note = f"{len(parts)} event files are one training, which was resumed: later ones begin at step {begins}"
+    run = Found(TENSORBOARD, read_tensorboard(first, parts[0].name, resumed=others), notes=[note])
+    return _log(*tidied([run]), first, parts[0].name)
 
 
 def _plain_files(folder: Path, patterns: Sequence[str]) -> list[Path]:
