@@ -195,7 +195,7 @@ def _parser() -> argparse.ArgumentParser:
     pays.add_argument("--json", action="store_true", help="one JSON object")
 
     trial = command(_reward, of_runs=False)
-    place = "MODULE:FUNCTION or FILE.py:FUNCTION; it is executed"
+    place = "MODULE:FUNCTION or FILE.py:FUNCTION; it is executed: name what you trust"
     trial.add_argument("function", metavar="FUNCTION", help=place)
     examples = "JSON lines or parquet with prompts and right answers"
     trial.add_argument("--data", type=Path, metavar="FILE", required=True, help=examples)
@@ -212,7 +212,7 @@ def _parser() -> argparse.ArgumentParser:
     replay.add_argument("--json", action="store_true", help="one JSON object a stage")
 
     conform = command(_conform, of_runs=False)
-    conform.add_argument("function", metavar="MODULE:FUNCTION", help="it is imported and executed: name what you trust")
+    conform.add_argument("function", metavar="FUNCTION", help=place)
     claim = "what it claims to be: " + ", ".join(NAMES)
     conform.add_argument("--as", required=True, metavar="NAME", dest="definition", help=claim)
     conform.add_argument("--json", action="store_true", help="one JSON object a case")
