@@ -36,6 +36,7 @@ from trl_version import HAS_PPO
 from whole_run import (  # noqa: F401  # hooks of pytest
     pytest_addoption,
     pytest_runtest_logreport,
+    pytest_runtest_setup,
     pytest_terminal_summary,
     pytest_xdist_make_scheduler,
 )

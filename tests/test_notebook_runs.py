@@ -18,7 +18,6 @@ pytestmark = pytest.mark.slow
 # Notebook -> its parameters here, and the checks that so short a training need not pass.
 SMALL = {
     "00_start_here": ("steps=3", ()),
-    "01_ppo_eos_stop": ("steps=5 seeds=1 response_length=32", ("The reward rises in every training",)),
     "03_position_ids_and_padding": ("steps=10 seeds=3", ()),
     # Of eight completions all are the same by chance once in thousands of seeds, of two in one of five.
     "04_duplicate_prompts": ("num_generations=8 server=False steps=2 seeds=1", ()),

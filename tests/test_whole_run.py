@@ -1,7 +1,10 @@
 """The tests themselves: their names, their order, who shares vLLM, and what is skipped."""
 
 import json
+import os
 import re
+import subprocess
+import sys
 
 import pytest
 import whole_run
@@ -21,10 +24,9 @@ def test_all_that_starts_an_engine_or_asks_a_server_is_one_scope():
     assert whole_run.scope_of("tests/runs/test_run.py") == "tests/runs/test_run.py"
 
 
-def test_resumed_notebooks_are_spread_and_each_stays_whole():
-    of = whole_run.by_notebook
-    assert of("test_it[05_grpo_docs_example-before]") == of("test_it[05_grpo_docs_example-behind]") == "resumed 05"
-    assert of("test_it[07_one_step_recomputed-before]") == "resumed 07"
+def test_resumed_notebooks_are_spread_over_the_workers():
+    assert whole_run.by_notebook("test_it[05_grpo_docs_example]") == "resumed 05"
+    assert whole_run.by_notebook("test_it[07_one_step_recomputed]") == "resumed 07"
     assert (ROOT / whole_run.RESUMED).is_file()
 
 
@@ -55,9 +57,20 @@ def test_a_missing_part_is_a_named_skip_and_with_ci_a_failure(monkeypatch):
         need(None, "Chromium")
 
 
+def test_when_time_is_over_no_test_begins_and_all_are_named():
+    """The two above, which need nothing, in a run of their own."""
+    tests = ["tests/test_whole_run.py", "-k", "at_most_60 or one_scope", "-p", "no:cacheprovider"]
+    for until, said in (("0", "2 tests not begun, their time was over: tests/test_whole_run.py"), ("inf", "2 passed")):
+        run = [sys.executable, "-m", "pytest", "-q", *tests]
+        process = subprocess.run(
+            run, cwd=ROOT, env=os.environ | {"TESTS_BEGIN_UNTIL": until}, capture_output=True, text=True, timeout=300
+        )
+        assert process.returncode == 0 and said in process.stdout, process.stdout
+
+
 # What is skipped for another cause than a missing part: a release of TRL or transformers, a GPU, a case without the subject.
 FOR_ANOTHER_CAUSE = {
-    "tests/conftest.py", "tests/test_benchmarks.py", "tests/helpers/ppo_parts.py", "tests/test_notebook_runs.py",
+    "tests/conftest.py", "tests/test_benchmarks.py", "tests/helpers/ppo_parts.py", "tests/helpers/whole_run.py", "tests/test_notebook_runs.py",
     "tests/test_frameworks.py", "tests/test_whole_run.py",
     "tests/audit/test_corpus.py", "tests/experiments/instruments/test_attribution.py", "tests/experiments/test_recipes.py",
     "tests/training/test_sync_on_cpu.py",

@@ -8,6 +8,7 @@ import functools
 import json
 import os
 import re
+import time
 from pathlib import Path
 
 import pytest
@@ -17,7 +18,7 @@ ROOT = Path(__file__).parents[2]
 DURATIONS = ROOT / "tests" / "durations.json"
 NEW_FILE_S = 5.0  # a file that was never recorded
 RECORD = "--record-durations"
-RESUMED = "tests/test_resumed_notebooks.py"  # 40 minutes, so each worker takes some of its notebooks
+RESUMED = "tests/test_resumed_notebooks.py"  # so long that each worker takes some of its notebooks
 
 
 def pytest_addoption(parser) -> None:
@@ -49,7 +50,7 @@ def scope_of(file: str) -> str:
 
 
 def by_notebook(test: str) -> str:
-    """The tests of one notebook together, which compare with the same undisturbed run: `resumed 05`."""
+    """Each notebook by itself: `resumed 05`."""
     return "resumed " + test.partition("[")[2][:2]
 
 
@@ -84,6 +85,18 @@ def pytest_xdist_make_scheduler(config, log):
     return ByScope(config, log) if config.getvalue("dist") == "loadfile" else None
 
 
+# --- a run that has to end -------------------------------------------------------------------------------------------
+
+NOT_BEGUN = "not begun: the time of this run is over"
+
+
+@pytest.hookimpl(tryfirst=True)  # before a test's own fixtures
+def pytest_runtest_setup(item) -> None:
+    """After TESTS_BEGIN_UNTIL, in seconds since 1970, nothing begins: a slow machine runs a part, and says which part."""
+    if time.time() > float(os.environ.get("TESTS_BEGIN_UNTIL", "inf")):
+        pytest.skip(NOT_BEGUN)
+
+
 # --- what each file takes --------------------------------------------------------------------------------------------
 
 SPENT: dict[str, float] = collections.defaultdict(float)  # file -> seconds
@@ -94,6 +107,10 @@ def pytest_runtest_logreport(report) -> None:
 
 
 def pytest_terminal_summary(terminalreporter, config) -> None:
+    skipped = terminalreporter.stats.get("skipped", [])
+    if not_begun := [report.nodeid for report in skipped if NOT_BEGUN in str(report.longrepr)]:
+        files = dict.fromkeys(map(file_of, not_begun))
+        terminalreporter.write_line(f"{len(not_begun)} tests not begun, their time was over: {', '.join(files)}", yellow=True)
     if not config.getoption(RECORD):
         return
     known = json.loads(DURATIONS.read_text()) if DURATIONS.is_file() else {}
