@@ -24,6 +24,7 @@ def noise(run: Run) -> list[str]:
     ]
     streams = [(o["name"], "".join(o["text"])) for o in outputs if o["output_type"] == "stream"]
     bars = ["".join(o["data"]["text/plain"]) for o in outputs if "widget-view" in str(o.get("data", {}).keys())]
-    watch = r"workbench: watching, recorded in .*\n"  # the one line with which `attach_watch` begins
-    noisy = ((name == "stderr" and not re.fullmatch(watch, text)) or text.count("\n") > 24 for name, text in streams)
+    # The line with which `attach_watch` begins, and what a resumed notebook says of a training that has no checkpoint.
+    said = r"(workbench: watching, recorded in .*\n|.*: holds the record of a training, and a new one begins; .*\n)+"
+    noisy = ((name == "stderr" and not re.fullmatch(said, text)) or text.count("\n") > 24 for name, text in streams)
     return bars + [text for (_, text), loud in zip(streams, noisy, strict=True) if loud]
