@@ -70,8 +70,8 @@ def test_when_time_is_over_no_test_begins_and_all_are_named():
 
 # What is skipped for another cause than a missing part: a release of TRL or transformers, a GPU, a case without the subject.
 FOR_ANOTHER_CAUSE = {
-    "tests/conftest.py", "tests/test_benchmarks.py", "tests/helpers/ppo_parts.py", "tests/helpers/whole_run.py", "tests/test_notebook_runs.py",
-    "tests/test_frameworks.py", "tests/test_whole_run.py",
+    "tests/conftest.py", "tests/test_benchmarks.py", "tests/helpers/ppo_parts.py", "tests/test_notebook_runs.py",
+    "tests/test_frameworks.py", "tests/test_whole_run.py", "tests/helpers/whole_run.py",
     "tests/audit/test_corpus.py", "tests/experiments/instruments/test_attribution.py", "tests/experiments/test_recipes.py",
     "tests/training/test_sync_on_cpu.py",
     "tests/training/test_what_is_tested.py",

@@ -110,7 +110,9 @@ def pytest_terminal_summary(terminalreporter, config) -> None:
     skipped = terminalreporter.stats.get("skipped", [])
     if not_begun := [report.nodeid for report in skipped if NOT_BEGUN in str(report.longrepr)]:
         files = dict.fromkeys(map(file_of, not_begun))
-        terminalreporter.write_line(f"{len(not_begun)} tests not begun, their time was over: {', '.join(files)}", yellow=True)
+        terminalreporter.write_line(
+            f"{len(not_begun)} tests not begun, their time was over: {', '.join(files)}", yellow=True
+        )
     if not config.getoption(RECORD):
         return
     known = json.loads(DURATIONS.read_text()) if DURATIONS.is_file() else {}

@@ -216,6 +216,27 @@ def test_a_console_log_is_read(tmp_path, text, metrics):
     assert len(log.steps) == len(next(iter(metrics.values()))) and not [d for d in log.damage if "counted" not in d]
 
 
+@pytest.mark.parametrize("k", [1, 2, 3])
+def test_slimes_rollouts_stand_at_the_first_step_they_train(tmp_path, k):
+    """With several steps each, rollout 2 had stood at step 2, which trains on rollout 0 or 1."""
+    text = "".join(
+        f"rollout.py:9 - rollout {n}: {{'rollout/raw_reward': 0.{n}, 'rollout/truncated_ratio': 0.5}}\n"
+        + "".join(
+            f"model.py:1 - step {s}: {{'train/loss': 0.1, 'train/grad_norm': {s}.0, 'train/pg_clipfrac': 0.1}}\n"
+            for s in range(n * k, n * k + k)
+        )
+        + f"perf.py:1 - perf {n}: {{'rollout/response_len/mean': {n}.5, 'perf/step_time': 9.0}}\n"
+        for n in range(5)
+    )
+    log = read(saved(tmp_path / "train.log", text))
+    assert log.steps["step"].tolist() == log.steps["grad_norm"].tolist() == list(range(5 * k))
+    for name, first in (("reward", 0.0), ("mean_length", 0.5)):
+        logged = log.steps.set_index("step")[name].dropna()
+        slope = 0.1 if name == "reward" else 1
+        assert logged.index.tolist() == [k * n for n in range(5)]
+        assert logged.tolist() == pytest.approx([first + slope * n for n in range(5)])
+
+
 NO_LOGS = {
     "prose": "At step 5 the loss: 0.3 was low, and the reward = 0.2, so we went on.\nBy step 9 our reward: 0.4 was better.\n",
     "supervised": "".join(f"Step {n} | loss=1.5 | lr=2e-4 | grad_norm: 0.5 | 66.0s\n" for n in range(9)),

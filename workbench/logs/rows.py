@@ -270,12 +270,32 @@ def _joined(parts: Sequence[pd.DataFrame]) -> pd.DataFrame:
     """
     if len(parts) < 2:
         return parts[0] if parts else pd.DataFrame()
+    longest = max(parts, key=len)
+    parts = [_in_steps_of(longest, part) if len(part) < len(longest) else part for part in parts]
     table = pd.concat(parts).sort_index()
     if all("step" in part and part["step"].is_unique and part["step"].is_monotonic_increasing for part in parts):
         whole = table.groupby("step").last().copy().reset_index()  # pandas warns of frames in a hundred pieces
         ended = whole.iloc[-1].notna() | whole.iloc[:-1].isna().any()
         return whole if ended.all() or len(whole) in (1, len(table)) else whole.iloc[:-1]
     return table
+
+
+def _in_steps_of(training: pd.DataFrame, part: pd.DataFrame) -> pd.DataFrame:
+    """The rows of rollouts at the first step that each is trained in, of k: slime counts rollouts apart.
+
+    Rollout 2 then stands before step 2k, or behind step 3k - 1.
+    """
+    if "step" not in training or "step" not in part:
+        return part
+    own, steps = part["step"].to_numpy(), training["step"].to_numpy()
+    next_ = np.searchsorted(training.index, part.index)
+    for neighbours, at, ahead in ((next_ < len(steps), next_, 0), (next_ > 0, next_ - 1, 1)):
+        seen, rollouts = steps[at[neighbours]] + ahead, own[neighbours] + ahead
+        if len(rollouts) > 2 and rollouts[-1] > 0:
+            k = seen[-1] / rollouts[-1]
+            if k > 1 and k == int(k) and (seen == k * rollouts).all():
+                return part.assign(step=k * own)
+    return part
 
 
 def _lost(values: Mapping[str, Sequence]) -> list[str]:
