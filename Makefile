@@ -52,8 +52,8 @@ report: .venv/installed
 REAL = $(KEEP) $(PY) -m workbench sweep --runs-dir runs/real -p model=smollm2
 real: .venv/installed
 	$(REAL) 02_grpo_custom_stops -p dataset=number-words,sums -p steps=30 -p seeds=5 -p server=False
-	$(REAL) 04_duplicate_prompts -p num_generations=8 -p steps=20 -p seeds=3 -p server=False
-	$(REAL) 03_position_ids_and_padding -p steps=20 -p seeds=3
+	$(REAL) 04_duplicate_prompts -p num_generations=8 -p steps=10 -p seeds=2 -p server=False
+	$(REAL) 03_position_ids_and_padding -p steps=10 -p seeds=3 -p backend=both
 	$(REAL) 01_ppo_eos_stop -p steps=10 -p seeds=5
 	$(REAL) 10_do_the_weights_move -p learning_rate=1e-6 -p steps=40 -p seeds=5
 	$(PY) -m benchmarks.dose --seeds 0 1 2 3 4 --runs runs/real/dose

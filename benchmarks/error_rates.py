@@ -349,7 +349,7 @@ def page() -> list[str]:
         *table(["it", *_SEED_HEADS], _seeds_in_brief()),
         "",
         "Of one process at most 5% *different* is the aim; below three seeds it is never said. Never to learn, for one, can be",
-        "a matter of luck: in up to 10% of cases 3 seeds share one outcome and the next run has another (5 seeds:",
+        "a matter of luck: in up to 12.5% of cases 3 seeds share one outcome and the next run has another (5 seeds:",
         "7%, 8 seeds: 4%). So below 8 seeds a run that learns sooner, later, never or not for good is mostly inconclusive.",
         "",
         "- Dense rewards rise from -25 to -4 from the first step on. Each seed has its own offset (deviation 1) and noise at",

@@ -1,10 +1,10 @@
-"""The default importance ratio grows with the length of a completion: long ones fall out of the loss. A disputed default.
+"""The default importance ratio sums over tokens: where all differ to one side, long completions fall out. A disputed default.
 
 Cause: in the modes `sequence_mask` (the default) and `sequence_truncate` the log-ratio of engine to trainer is summed over
 the tokens (trl/trainer/grpo_trainer.py:2669 on 1.16.0), and the cap is 3.0 at every length. The trainer's own ratio with
 importance_sampling_level="sequence" is a mean over tokens.
-Harm: 0.012 nats per token, as engines in bf16 have, make a ratio of 1.1 over 10 tokens and of 3.3 over 100. So a completion
-of 100 tokens is left out of the loss, and a short one is not.
+Harm: 0.012 nats per token of one sign make a ratio of 1.1 over 10 tokens and of 3.3 over 100. So a completion of 100 tokens is
+left out of the loss, and a short one is not. Rounding in bf16 has both signs, and its sum grows more slowly.
 Met by: use_vllm=True with vllm_importance_sampling_correction=True and a sequence mode, both defaults (GRPO).
 Reported: huggingface/trl#5814, #4772. A pull request with the mean, #5815, was closed. The sum is the exact ratio of two
 sequences; its price is that few long ones are kept. Whether this is a defect is a matter of opinion.
