@@ -103,6 +103,12 @@ CASES = {
     "TRL does not": (false_clipping, log(**LONGEST, facts=limit(1024)), FOUND, "warning"),
     "many are truncated, and the reward rises": (true_clipping, log(**CUT, facts=LIMIT, reward=rising), FOUND, "warning"),
     "many are truncated, and it does not": (true_clipping, log(**CUT, facts=LIMIT, reward=flat), FOUND, "problem"),
+    "a limit that the engine calls max_tokens":
+        (true_clipping, log(completions=rows(finish_reason=lambda s, g, r: "max_tokens" if r < 3 else "stop"), facts=LIMIT,
+                            reward=flat), FOUND, "problem"),
+    "ends of which no word says whether the limit was met":
+        (true_clipping, log(**CUT, completions=rows(finish_reason=lambda s, g, r: "max_turns_reached"), facts=LIMIT,
+                            reward=flat), FOUND, "problem"),
     "many are truncated, and the task is solved":
         (true_clipping, log(**CUT, reward=1.0, facts=LIMIT | TOP["facts"]), FOUND, "warning"),
     "three steps of truncated rows are no problem yet":
@@ -284,3 +290,9 @@ def test_a_rule_tells_what_looks_alike(about):
     rule, made, *expected = CASES[about]
     found = rule(made)
     assert set(expected) <= {found.verdict, found.severity, found.cause}, found
+
+
+def test_a_step_at_a_learning_rate_of_0_changes_nothing():
+    """A gradient was logged, which was taken for that of other terms."""
+    finding = zero_gradient(log(grad_norm=0.31234, learning_rate=0.0))
+    assert "of the steps change nothing: the learning rate is 0" in finding.says

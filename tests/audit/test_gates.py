@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -190,6 +191,21 @@ def test_watch_goes_on_over_a_problem_of_few_steps(tmp_path, capsys):
     assert follow(tmp_path / "a.jsonl", until="problem", sleep=growing) == 130
     out, err = capsys.readouterr()
     assert (out, "watched until 14 steps; 0 findings were printed" in err) == ("", True)
+
+
+def test_watch_says_what_it_waits_for_where_a_log_stands(tmp_path, capsys):
+    """A training that crashed was watched for ever, without a word."""
+    log = written(tmp_path / "a.jsonl", steps(1, 40, **DEAD))
+    looks = iter(range(25))
+
+    def sleep(seconds):
+        if next(looks, None) is None:
+            raise KeyboardInterrupt
+
+    assert follow(log, until="problem", sleep=sleep) == 130
+    out, err = capsys.readouterr()
+    assert out == "" and err.count("has not grown since 39 steps") == 1
+    assert re.search(r"Seen once, and reported if it grows: .*zero-gradient", err) and "--pid N" in err
 
 
 def test_watch_ends_with_a_process_and_its_last_lines(tmp_path, capsys):

@@ -235,6 +235,9 @@ def test_a_data_set_without_prompts_or_rows_says_what_it_has(tmp_path):
 
 
 def test_a_data_set_without_rows_is_refused(tmp_path):
+    (tmp_path / "a.jsonl").touch()
+    with pytest.raises(ParameterError, match=r"a\.jsonl': the file is empty; expected a row for each prompt"):
+        load_prompts(str(tmp_path / "a.jsonl"))
     Dataset.from_list(ROWS).select([]).to_parquet(tmp_path / "train.parquet")
     with pytest.raises(ValueError, match=r"no rows|no data"):
         load_prompts(str(tmp_path))

@@ -203,6 +203,8 @@ def test_sampling_holds_no_logits_of_all_steps():
         ({"top_k": -1}, "top_k=-1"),
         ({"temperature": float("nan")}, "temperature=nan"),
         ({"top_p": float("nan")}, "top_p=nan"),
+        ({"seed": -1}, "seed=-1"),
+        ({"seed": "a"}, "seed='a'"),
     ],
 )
 def test_sampling_that_means_nothing_is_refused(fields, message):

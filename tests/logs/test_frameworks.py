@@ -237,6 +237,13 @@ def test_slimes_rollouts_stand_at_the_first_step_they_train(tmp_path, k):
         assert logged.tolist() == pytest.approx([first + slope * n for n in range(5)])
 
 
+@pytest.mark.parametrize(("name", "sign"), [("entropy_loss", -1), ("entropy_loss", 1), ("actor/entropy_loss", 1)])
+def test_an_entropy_that_is_logged_as_a_loss_is_one(tmp_path, name, sign):
+    rows = "".join(f"{n},0.5,{sign * n / 8}\n" for n in range(1, 9))
+    log = read(saved(tmp_path / "a.csv", f"step,reward,{name}\n{rows}"))
+    assert log.metric("entropy").tolist() == [n / 8 for n in range(1, 9)]
+
+
 NO_LOGS = {
     "prose": "At step 5 the loss: 0.3 was low, and the reward = 0.2, so we went on.\nBy step 9 our reward: 0.4 was better.\n",
     "supervised": "".join(f"Step {n} | loss=1.5 | lr=2e-4 | grad_norm: 0.5 | 66.0s\n" for n in range(9)),

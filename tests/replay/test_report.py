@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from conftest import ROOT, need
 
+from workbench.errors import ParameterError
 from workbench.replay import formulas
 from workbench.replay.formulas import FORMULAS, formula_of, trl_line
 from workbench.replay.report import STAGES, CheckedRow, Stage, StepReport
@@ -34,6 +35,12 @@ def test_the_headline_says_what_is_open_where_nothing_differs():
     assert StepReport([SAME, RATIOS], []).headline == "no stage differs"
     report = StepReport([SAME, ENDS, REWARDS, RATIOS], [])
     assert report.headline == "no stage differs; 2 could not be decided: ends, rewards"
+
+
+@pytest.mark.parametrize("row", [1, -1, "a"])
+def test_a_row_that_is_not_there_is_refused_with_those_that_are(row):
+    with pytest.raises(ParameterError, match=f"row={row!r}: expected a row of this step, 0 to 0"):
+        StepReport([SAME], [row_of()]).tokens(row)
 
 
 def test_the_headline_names_the_first_difference_and_its_place():

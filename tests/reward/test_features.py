@@ -93,6 +93,10 @@ def test_what_is_not_recorded_is_not_known():
         ("so x = 1e-5", "1E\u22125", True, True),
         ("It is 1e5", "5", False, False),
         ("It is 1.5e3", "3", False, False),
+        ("The match ended 3-2.", "2", True, True),
+        ("It lasted from 1999-2004.", "2004", True, True),
+        ("f(x)-2", "-2", False, True),
+        ("so x=-5", "-5", True, True),
     ],
 )
 def test_an_answer_is_right_in_any_clothes_and_nowhere_else(text, answer, right, anywhere):

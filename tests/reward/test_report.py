@@ -369,3 +369,22 @@ def test_rounding_far_from_0_makes_no_difference():
 def test_a_record_of_evaluations_alone_is_refused():
     with pytest.raises(ParameterError, match="the completions are all of evaluations"):
         reward_report([{"step": 1, "prompt": "p", "completion": "c", "reward": 1, "of": "evaluation"}])
+
+
+@pytest.mark.parametrize(("cut", "ends"), [(True, ["length", "stop"]), (False, ["max_turns_reached", None])])
+def test_whether_a_row_was_cut_counts_before_its_condition(cut, ends):
+    """prime-rl writes both; of `stop_condition` alone it is not known."""
+    rows = [
+        {
+            "step": 1,
+            "prompt": "p",
+            "completion": "c",
+            "reward": 1.0,
+            "stop_condition": condition,
+            "is_truncated": truncated,
+        }
+        for condition, truncated in (("max_turns_reached", True), (None, False))
+    ]
+    rows = rows if cut else [{name: row[name] for name in row if name != "is_truncated"} for row in rows]
+    reasons = load_completions(rows)[0]["finish_reason"].astype(object)
+    assert reasons.where(reasons.notna(), None).tolist() == ends

@@ -83,6 +83,9 @@ def test_claim_of_unknown_id_shows_its_id():
 def test_results_and_nothing_else_are_saved(tmp_path, results):
     with pytest.raises(ParameterError, match="save_result"):
         save_result(write_run(tmp_path), results)
+    if results:
+        with pytest.raises(ParameterError, match=r"show_results: .*: expected a Result"):
+            show_results(results)
 
 
 def test_a_refuted_claim_fails_no_run_and_a_failed_check_does(tmp_path):

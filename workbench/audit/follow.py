@@ -15,6 +15,7 @@ from .report import NO_PROBLEM, PROBLEMS, UNUSABLE, AuditReport, RunAudit, audit
 
 INTERRUPTED = 130
 _SOON = 20  # steps before a trend is judged, as in `attach_watch`
+_STILL = 10  # looks at a log that does not grow
 _SHARE = 10  # an audit takes at most a tenth of the time
 _Known = dict[tuple[str, str], int]  # run and title of a finding -> the steps of the run when it was found
 
@@ -53,6 +54,7 @@ def follow(
     if pid is not None and not is_alive(pid):
         raise ParameterError(f"--pid {pid}: no such process; expected the number of the process that writes {path}")
     before, reported, size, waits = _Known(), set[tuple[str, str]](), None, ""
+    still = 0  # looks since the log last grew
     seen = "no step yet"
     try:
         while True:
@@ -60,6 +62,10 @@ def follow(
                 pid
             )  # asked before the file is read, so that its last lines are there
             began, now = time.monotonic(), _size(path)
+            still = 0 if now != size else still + 1
+            if still == _STILL and pid is None and (open_ := sorted({title for _, title in before.keys() - reported})):
+                _say(f"{path}: has not grown since {seen}. Seen once, and reported if it grows: {', '.join(open_)}. "
+                     "--pid N ends with the process that writes it; `workbench audit` judges what is there")  # fmt: skip
             if now != size or ended:
                 size = now
                 try:

@@ -327,8 +327,8 @@ def _model_folder(model: str | os.PathLike) -> Path:
 
 
 def _given(limit: int | None, stops: Sequence[str]) -> dict:
-    if limit is not None and limit < 1:
-        raise ParameterError(f"limit={limit}: expected the run's max_completion_length, at least 1")
+    if limit is not None and (type(limit) is not int or limit < 1):
+        raise ParameterError(f"limit={limit!r}: expected the run's max_completion_length, at least 1")
     if isinstance(stops, str) or not all(stops):
         raise ParameterError(f"stops={stops!r}: expected strings that are not empty, such as ['</search>']")
     return ({"max_completion_length": limit} if limit else {}) | ({"stop_strings": list(stops)} if stops else {})

@@ -2,6 +2,7 @@
 
 import numpy as np
 
+from ..logs.completions import CUT, STOPPED
 from ..logs.log import Log
 from ..logs.names import plain
 from .finding import NOTE, WARNING, Finding, absent, found, unknown
@@ -33,10 +34,10 @@ def cut_rows(log: Log) -> np.ndarray | None:
         return log.logged("true_clipped")
     steps = log.steps["step"].to_numpy()
     place = np.searchsorted(steps, table["step"].to_numpy())  # a row counts to the first step logged after it
-    inside = (place < len(steps)) & table["finish_reason"].notna().to_numpy()
+    inside = (place < len(steps)) & table["finish_reason"].isin((*STOPPED, *CUT)).to_numpy()
     if not inside.any():
         return log.logged("true_clipped")
-    cut = (table["finish_reason"] == "length").to_numpy()[inside]
+    cut = table["finish_reason"].isin(CUT).to_numpy()[inside]
     rows = np.bincount(place[inside], minlength=len(steps))
     return np.where(rows > 0, np.bincount(place[inside], cut, minlength=len(steps)) / np.maximum(rows, 1), np.nan)
 

@@ -409,7 +409,7 @@ def _dead(log: Log, dead: np.ndarray, cause: str, counts: dict) -> Finding:
         severity = NOTE
     return found(
         severity,
-        f"{share:.0%} of the {'steps' if log.each_step else 'logged steps'} {_what(log, dead)}: {words}.",
+        f"{share:.0%} of the {'steps' if log.each_step else 'logged steps'} {_what(log, dead, cause)}: {words}.",
         advice,
         cause=cause,
         steps=log.at(dead),
@@ -419,7 +419,9 @@ def _dead(log: Log, dead: np.ndarray, cause: str, counts: dict) -> Finding:
     )
 
 
-def _what(log: Log, dead: np.ndarray) -> str:
+def _what(log: Log, dead: np.ndarray, cause: str) -> str:
+    if cause == "learning-rate":  # whatever the gradient
+        return "change nothing"
     norm = log.metric("grad_norm")
     moved = _has_a_kl_term(log) if norm is None else float((norm[dead] > 0).mean()) > 0.5
     return "learn nothing from rewards, whatever gradient other terms give" if moved else "change nothing"

@@ -376,9 +376,9 @@ def _caption(panels: list[list[Series]], without: list[str], metric: str, window
         band = f", {many}" if max(counts) >= BAND else f". No band below {BAND} seeds."
         text.append(f"Thin lines: single seeds. Thick line: their mean{band}")
         averaged = [one for one in drawn if one.count > 1 and len(one.x) > 1]
-        means = [_averaged(one.x, min(window, TENTH * (one.x[-1] - one.x[0]))) for one in averaged]
-        if any(points > 1 for points, _ in means):  # else each mean is the point itself
-            least, most = (f"{end(steps for _, steps in means):g}" for end in (min, max))
+        averages = [_averaged(one.x, min(window, TENTH * (one.x[-1] - one.x[0]))) for one in averaged]
+        if any(points > 1 for points, _ in averages):  # else each mean is the point itself
+            least, most = (f"{end(steps for _, steps in averages):g}" for end in (min, max))
             over = most if least == most else f"{least} to {most}"
             text.append(f"Each seed is first its centred mean over {over} steps{STOPS}.")
     if 1 in counts:

@@ -259,6 +259,10 @@ def load_prompts(dataset: str, split: str = "train"):
     if os.path.isfile(path):
         if path.suffix not in _FILES:
             raise ParameterError(f"dataset={dataset!r}: expected a folder or a file ending in {', '.join(_FILES)}")
+        if not path.stat().st_size:
+            raise ParameterError(
+                f"dataset={dataset!r}: the file is empty; expected a row for each prompt, with a column `prompt`"
+            )
         try:
             data = load_dataset(_FILES[path.suffix], data_files=str(path), split="train")
         except Exception as error:  # each kind of file has errors of its own

@@ -44,6 +44,8 @@ class Sampling:
         for name in ("max_completion_length", "num_generations"):
             if not isinstance(getattr(self, name), Integral) or getattr(self, name) < 1:
                 raise ParameterError(f"{name}={getattr(self, name)}: expected a whole number of at least 1")
+        if self.seed is not None and (not isinstance(self.seed, Integral) or self.seed < 0):
+            raise ParameterError(f"seed={self.seed!r}: expected None, or a whole number of at least 0")
         if not 0 <= self.temperature < float("inf") or not 0 < self.top_p <= 1 or self.top_k < 0:
             raise ParameterError(
                 f"temperature={self.temperature}, top_p={self.top_p}, top_k={self.top_k}: expected temperature >= 0, "

@@ -12,6 +12,10 @@ from ..errors import RunError
 from ..runs import completions as runs
 from ..runs.files import checkpoints, read_json
 
+# Finish reasons of vLLM and others: it ended by itself, the limit cut it. Of any other word neither is known.
+STOPPED = ("stop", "eos", "stop_sequence", "end", "tool_calls")
+CUT = ("length", "max_tokens", "limit", "truncated")
+
 _TRL_PART = re.compile(r"completions_(\d+)\.parquet")
 _LOGGED = re.compile(r"rewards/(.+)/mean")
 _NOT_REWARDS = {"step", "advantage", "completion_tokens", "sampled_tokens", "tokens_to_eos", "index"}

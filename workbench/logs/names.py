@@ -199,11 +199,14 @@ def steps_table(raw: pd.DataFrame, source: str) -> tuple[pd.DataFrame, pd.Series
         has = ", ".join(list(raw.columns)[:12]) or "no column"
         raise RunError(f"{source}: no reward, completion length or group metric in it, it has {has}; expected the log of "
                        "a GRPO, RLOO, PPO or OnlineDPO training")  # fmt: skip
+    entropy = next((column for column, name in known.items() if name == "entropy"), "")
     parts = {column: PART + name for name, column in reward_columns(raw.columns).items()}
     table = raw[[*known, *parts]].rename(columns=known | parts)
     if "step" in table and not pd.api.types.is_numeric_dtype(table["step"]):
         table["step"] = table["step"].astype(str).str.partition("/")[0]  # ms-swift's `9/547`
     table = _without_signs(table).apply(pd.to_numeric, errors="coerce").astype(float)
+    if entropy.endswith("entropy_loss") and (table["entropy"].dropna() <= 0).all():
+        table["entropy"] = -table["entropy"]  # a loss that is minus the entropy
     damage, counted = [], False
     for name in set(_FROM_0_TO_1) & set(table):
         if (most := table[name].max()) > 1 + 1e-6:

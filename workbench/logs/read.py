@@ -242,7 +242,7 @@ def _one_run(parts: Sequence[Log], folder: Path) -> Log:
     begins = ", ".join(f"{log.steps['step'].iloc[0]:.0f}" for log in parts[1:])
     note = f"{len(parts)} event files are one training, which was resumed: later ones begin at step {begins}"
     run = Found(TENSORBOARD, read_tensorboard(first, parts[0].name, resumed=others), notes=[note])
-    return _log(*tidied([run]), first, parts[0].name)
+    return _log(tidied([run])[0], first, parts[0].name)
 
 
 def _plain_files(folder: Path, patterns: Sequence[str]) -> list[Path]:

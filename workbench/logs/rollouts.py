@@ -27,7 +27,7 @@ COLUMNS = {
         *("answers", "final_answer", "correct_answer", "expected_answer", "reference_answer"),
     ),
     "tokens": ("tokens", "completion_tokens", "completion_len", "num_tokens"),
-    "finish_reason": ("finish_reason", "stop_condition"),
+    "finish_reason": ("finish_reason",),
     "step": ("step", "global_step"),
     "group": ("example_id", "group", "group_id", "uid"),
 }
@@ -132,6 +132,8 @@ def _named(raw):
         table["reward"] = table[functions].sum(axis=1, min_count=1)
     if "is_truncated" in table and "finish_reason" not in table:
         table["finish_reason"] = ["length" if cut else "stop" for cut in table["is_truncated"]]
+    elif "stop_condition" in table and "finish_reason" not in table:
+        table["finish_reason"] = table["stop_condition"]
     return table
 
 

@@ -200,6 +200,8 @@ def of_words(words: Sequence[str]) -> dict[str, Any]:
         >>> of_words(["mask_truncated_completions=true", "num_generations=8"])
         {'mask_truncated_completions': True, 'num_generations': 8}
     """
+    if isinstance(words, str):
+        raise ParameterError(f"settings={words!r}: expected a list of settings, such as ['scale_rewards=batch']")
     given: dict[str, Any] = {}
     for word in words:
         name, _, value = word.partition("=")

@@ -200,7 +200,12 @@ class StepReport:
         Returns:
             Columns `token`, `id`, `mask`, `advantage`, `logp` (the trainer's), `logp_alone`, `ratio`, and `gradient`, this
             token's share of the sum of all absolute slopes of the step.
+
+        Raises:
+            ParameterError: there is no such row.
         """
+        if row not in range(len(self.rows)):
+            raise ParameterError(f"row={row!r}: expected a row of this step, 0 to {len(self.rows) - 1}")
         r = self.rows[row]
         total = sum(float(np.abs(other.slopes).sum()) for other in self.rows) or 1.0
         columns: dict[str, Any] = {"token": r.texts, "id": r.completion_ids, "mask": r.mask, "advantage": r.advantage}

@@ -8,7 +8,9 @@ _BRACE = re.compile(r"[{}]")
 _BOX = re.compile(r"\\(?:boxed|fbox)\s*\{")
 _NO_SIGN = r"(?<!^-)(?<![^\w)]-)"  # behind a word or bracket a hyphen is none
 _MINUS = "\u2212"  # as typesetters write it
-_NUMBER = re.compile(rf"[-{_MINUS}]?(?:\d[\d,]*(?:\.\d+)?|(?<![\w.])\.\d+)(?:[eE][-+{_MINUS}]?\d+)?(?:/\d+)?")
+_NUMBER = re.compile(
+    rf"(?:(?<![\w)\]])[-{_MINUS}])?(?:\d[\d,]*(?:\.\d+)?|(?<![\w.])\.\d+)(?:[eE][-+{_MINUS}]?\d+)?(?:/\d+)?"
+)
 _LATEX = re.compile(r"\\(?:text|mathrm|mathbf|textbf)\{([^{}]*)\}")
 
 

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from ..errors import ParameterError
+from ..logs.completions import CUT, STOPPED
 from ..runs.own_code import load_own
 from .answers import boxed, contains_answer, enclosed, is_right, known
 
@@ -27,8 +28,6 @@ _HEDGES = re.compile(
 _CALL = re.compile(r"<tool_call>|<function_call>|<\|python_tag\|>")
 _TOOL_ANSWER = re.compile(r"</?tool_response>")
 _FAILED = re.compile(r"\b(?:error|exception|traceback|failed|timed? ?out|invalid)\b", re.IGNORECASE)
-_STOPPED = ("stop", "eos", "stop_sequence", "end")
-_CUT = ("length", "max_tokens", "limit", "truncated")
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -83,9 +82,9 @@ def length(completion: str, tokens: Any = None, **row: Any) -> float:
 @feature
 def stopping(completion: str, finish_reason: Any = None, **row: Any) -> float | None:
     """1 where it stopped by itself, 0 where the limit cut it."""
-    if finish_reason in _STOPPED:
+    if finish_reason in STOPPED:
         return 1.0
-    return 0.0 if finish_reason in _CUT else None
+    return 0.0 if finish_reason in CUT else None
 
 
 @feature

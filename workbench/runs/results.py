@@ -242,12 +242,24 @@ def show_results(results: Iterable[Result], run: Run | None = None) -> ResultTab
         results: a row each.
         run: which they are of. A run of a toy model confirms and refutes no claim.
 
+    Raises:
+        ParameterError: an element that is no `Result`.
+
     Example:
         >>> show_results([Result("The loss is that of its definition", False, claim="A5.3")])
         refuted: the claim "With `mask_truncated_completions` the tokens that are left out still divide the loss" (trl#6439)
             The loss is that of its definition
     """
+    results = _checked("show_results", results)
     return ResultTable(_of_run(results, run) if run else results)
+
+
+def _checked(caller: str, results: Iterable[Result]) -> list[Result]:
+    results = list(results)
+    for result in results:
+        if not isinstance(result, Result):
+            raise ParameterError(f"{caller}: {result!r}: expected a Result")
+    return results
 
 
 def _of_run(results: Iterable[Result], run: Run) -> list[Result]:
@@ -265,10 +277,7 @@ def save_result(run: Run, results: Sequence[Result], numbers: Mapping[str, float
     Raises:
         ParameterError: no results, or an element that is no `Result`.
     """
-    results = list(results)
-    for result in results:
-        if not isinstance(result, Result):
-            raise ParameterError(f"save_result: {result!r}: expected a Result")
+    results = _checked("save_result", results)
     if not results:
         raise ParameterError("save_result: results is empty; expected at least one Result")
     path, numbers = run.path / "result.json", dict(numbers or {})

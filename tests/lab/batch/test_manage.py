@@ -71,6 +71,8 @@ def test_run_that_cannot_be_meant_is_refused(capsys, tmp_path, command, says):
         write_run(tmp_path, "2026-1", notebook=notebook)
     code, out, err = call(capsys, *command.split(), "--runs-dir", tmp_path)
     assert (code, out) == (2, "") and re.search(says, err)
+    none = call(capsys, "logs", "last", "--runs-dir", tmp_path / "none")
+    assert none[0] == 2 and "there are no runs yet; `workbench run NOTEBOOK` makes one" in none[2]
 
 
 def test_status_shows_every_run_from_its_folder(capsys, tmp_path):

@@ -31,7 +31,9 @@ def find_run(name: str, root: Path | None = None) -> Run:
     if found:
         those = ", ".join(f"{r.notebook}/{r.id}" for r in found)
         raise RunError(f"run {name!r}: there are several: {those}; write NOTEBOOK/RUN")
-    newest = ", ".join(f"{r.notebook}/{r.id}" for r in runs[:-6:-1]) or "no runs"
+    if not runs:
+        raise RunError(f"run {name!r}: there are no runs yet; `workbench run NOTEBOOK` makes one")
+    newest = ", ".join(f"{r.notebook}/{r.id}" for r in runs[:-6:-1])
     raise RunError(f"run {name!r}: not found; the newest are {newest}")
 
 
