@@ -439,6 +439,11 @@ def test_event_files_of_trainings_from_the_start_are_several(tmp_path):
     assert [len(log.steps) for log in read_logs(tmp_path)] == [20, 20, 16]
 
 
+def test_a_second_training_that_logs_less_often_is_its_own(tmp_path):
+    events_of(tmp_path, range(1, 21), range(10, 101, 10))
+    assert [len(log.steps) for log in read_logs(tmp_path)] == [20, 10]
+
+
 def test_without_tensorboard_the_error_names_what_to_install(monkeypatch):
     monkeypatch.setitem(sys.modules, "tensorboard", None)
     monkeypatch.setitem(sys.modules, "tensorboard.backend.event_processing.event_file_loader", None)

@@ -232,9 +232,13 @@ def _resumed(logs: Sequence[Log], folder: Path) -> list[Log]:
 
 
 def _goes_on(log: Log, later: Log) -> bool:
-    if {log.kind, later.kind} != {TENSORBOARD} or Path(log.name).parent != Path(later.name).parent:
+    """Say whether a file is of the same training; one from the start begins at most a logging interval after step 0."""
+    packed = log.name.endswith(".gz") or later.name.endswith(".gz")
+    if packed or {log.kind, later.kind} != {TENSORBOARD} or Path(log.name).parent != Path(later.name).parent:
         return False
-    return log.steps.columns.equals(later.steps.columns) and log.steps["step"].iloc[0] < later.steps["step"].iloc[0]
+    steps = later.steps["step"]
+    begins = steps.iloc[0] > max(log.steps["step"].iloc[0], steps.diff().median())
+    return log.steps.columns.equals(later.steps.columns) and bool(begins)
 
 
 def _one_run(parts: Sequence[Log], folder: Path) -> Log:
