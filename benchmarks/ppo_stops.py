@@ -28,8 +28,8 @@ LAST = 3  # updates at the end whose mean reward is compared
 COSTS = (
     ("Without a stop an update takes {} times the forward passes", 1),
     ("No stop and all scored: the value loss is {} times as high", 1),
-    ("With the whole text scored, it ends {} higher", 0),
-    ("With a stop the reward up to EOS ends {} higher, scored up to EOS", 0),
+    ("With a stop the reward up to EOS ends {} higher than without one, if all text is scored", 0),
+    ("With a stop the reward up to EOS ends {} higher than without one, if the text up to EOS is scored", 0),
 )
 
 

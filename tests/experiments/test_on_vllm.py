@@ -52,7 +52,11 @@ def test_a_token_added_in_memory_is_unknown_to_vllm_until_saved(result):
 def test_stop_token_ids_end_rows_of_vllm_through_stock_trl(result):
     (at, seen), *others = result["ids"].items()
     assert at == "vLLM" and not others
-    assert seen["request has the id"] is True and seen["completions with it"] > 0 and seen["tokens after it"] == 0
+    assert (
+        seen["request has the id"] is True
+        and seen["completions that hold the id"] > 0
+        and seen["most tokens after it"] == 0
+    )
 
 
 def test_stock_seeds_copy_groups_or_equal_prompts_of_a_server(batches):

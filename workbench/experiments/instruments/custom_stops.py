@@ -33,8 +33,8 @@ CURVES = {  # column here -> metric of a recorded run
 def stop_ids_table(path: str, stop_id: int, *, server: bool) -> pd.DataFrame:
     """Stock GRPO with `generation_kwargs={"stop_token_ids": [stop_id]}`: does vLLM get the id, and do completions end there?
 
-    A row per back end, with `server` a vLLM server too: whether the `request has the id`, how many of 16 `completions with
-    it`, and the most `tokens after it` in one of them. `path` is a saved model of the search task.
+    A row per back end, with `server` a vLLM server too: whether the `request has the id`, how many of 16 `completions that
+    hold the id`, and the `most tokens after it` in one of them. `path` is a saved model of the search task.
     """
     table = {}
     with sharing_engines(), serve(path) if server else contextlib.nullcontext() as url:
@@ -51,8 +51,8 @@ def stop_ids_table(path: str, stop_id: int, *, server: bool) -> pd.DataFrame:
             after = [len(row) - 1 - row.index(stop_id) for row in rows if stop_id in row]
             table[place] = {
                 "request has the id": stop_id in (carried or ()),
-                "completions with it": len(after),
-                "tokens after it": max(after, default=0),
+                "completions that hold the id": len(after),
+                "most tokens after it": max(after, default=0),
             }
     return pd.DataFrame(table).T
 
