@@ -179,6 +179,13 @@ def test_zeros_of_the_loss_alone_assert_no_cause():
     assert (said.cause, said.severity) == ("equal-rewards", "problem")
 
 
+def test_zeros_of_the_loss_at_the_ends_of_the_reward_are_equal():
+    reward = np.where(ZEROS == 0, STEPS % 2, 0.2 + 0.5 * (STEPS % 7) / 7)
+    found = zero_gradient(log(loss=ZEROS, reward=reward))
+    assert (found.cause, found.severity) == ("equal-rewards", "warning")
+
+
 def test_zeros_of_the_loss_are_no_copies():
+    assert copies(log(loss=ZEROS, reward=flat)).verdict == "cannot tell"
     made = log(loss=np.where(STEPS == 3, 3.1234, 0.0), reward=flat, facts={"request_seed": 7})
     assert copies(made).verdict == "cannot tell"

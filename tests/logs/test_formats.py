@@ -271,7 +271,10 @@ def test_what_kaggle_keeps_of_a_run_s_output_is_read(tmp_path, name):
     ("text", "says"),
     [
         ('{"a": 1, "b": [2]}', "no log_history and no other list of objects; its keys are a, b"),
-        ('[{"prompt": "p", "completion": "c"}]', "no reward, completion length or group metric in it, it has prompt"),
+        (
+            '[{"prompt": "p", "completion": "c"}]',
+            "no reward, completion length or group metric in it by a known name, it has prompt",
+        ),
         ("[" * 100_000, "not JSON"),
     ],
 )

@@ -604,3 +604,10 @@ def test_a_trackers_lines_count_where_the_trainer_counts_none(tmp_path, counted,
         )
     )
     assert list(read(path).steps["step"]) == steps
+
+
+def test_a_printed_config_is_no_step(tmp_path):
+    config = "GRPO Config: {'learning_rate': 1e-06, 'eval_steps': 500, 'eval_strategy': 'no', 'seed': 1}\n"
+    lines = "".join(f"Step {n}, loss: 0.{n}, mean_reward: 0.{n}\n" for n in range(1, 9))
+    (tmp_path / "a.log").write_text(config + lines)
+    assert len(read(tmp_path / "a.log").steps) == 8

@@ -52,7 +52,7 @@ def check(log: Log, own: Sequence[Rule] = ()) -> list[Finding]:
 
 def _in_proportion(finding: Finding, log: Log) -> Finding:
     """A finding of the built-in rules, of which none is a problem in a log of fewer than 8 lines."""
-    if not finding.is_problem or finding.by not in RULES or len(log.steps) >= LEAST:
+    if not finding.is_problem or finding.by not in RULES or max(len(log.steps), len(log.order)) >= LEAST:
         return finding
     lines = "one line" if len(log.steps) == 1 else f"{len(log.steps)} lines"
     says = f"{finding.says} This log has {lines}, too few to call it a problem."

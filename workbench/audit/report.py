@@ -383,6 +383,8 @@ def paragraph(finding: Finding, width: int = _WIDTH) -> list[str]:
 
 def _cost(name: str, value: float) -> str:
     """Such as `100% of steps`."""
+    if name == "seconds" and value >= 120:
+        name, value = "minutes", value / 60
     return f"{value:.0%} of {name.removeprefix('share of ')}" if name.startswith("share of ") else f"{value:.3g} {name}"
 
 

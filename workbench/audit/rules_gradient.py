@@ -193,7 +193,8 @@ def copies(log: Log) -> Finding:
         return absent("This trainer's completions do not lie in groups of one prompt.")
     if same is None:
         equal, seed = equal_groups(log), log.facts.get("request_seed")
-        seed = None if _only_the_loss_tells(log) else seed
+        if _only_the_loss_tells(log):
+            equal = None
         if equal is not None and min(np.nanmean(equal), quarters(equal)[0]) < 0.9:
             return absent("Rewards differ within groups, so completions do.")
         if equal is not None and seed is not None:
@@ -251,10 +252,18 @@ def zero_gradient(log: Log) -> Finding:
     # A line of several steps has the gradient of the last one, and a share of equal groups that is a mean over all.
     if cause == "unknown" and equal is not None and not log.each_step and share <= np.nanmean(equal) + 0.25:
         cause = "equal-rewards"
-    if cause == "equal-rewards" and norm is None and _only_the_loss_tells(log):
+    if cause == "equal-rewards" and norm is None and _only_the_loss_tells(log) and not _at_its_ends(log, dead):
         cause = "zero-loss"
         counts = {cause: counts["equal-rewards"]}
     return _dead(log, dead, cause, counts)
+
+
+def _at_its_ends(log: Log, dead: np.ndarray) -> bool:
+    """Whether the mean reward is at its least or greatest in each dead step and in no other: all rewards are equal there."""
+    reward = log.metric("reward")
+    if reward is None or dead.all() or np.nanmin(reward) == np.nanmax(reward):
+        return False
+    return bool((dead == np.isin(reward, (np.nanmin(reward), np.nanmax(reward)))).all())
 
 
 @rule
@@ -403,7 +412,8 @@ def _dead(log: Log, dead: np.ndarray, cause: str, counts: dict) -> Finding:
     if severity == PROBLEM and cause == "unknown" and dead.all() and rises(reward):
         severity = WARNING
         words += ", and the reward rises all the same, so the logged norm is wrong, or rounded"
-    if cause == "zero-loss":
+    is_sure = log.metric("grad_norm") is not None or not _only_the_loss_tells(log)
+    if cause == "zero-loss" or (cause == "equal-rewards" and severity == PROBLEM and not is_sure):
         severity = WARNING
     if cause in ("equal-rewards", "zero-loss") and share < _THIRD:
         severity = NOTE

@@ -109,7 +109,8 @@ def no_learning(log: Log) -> Finding:
         says = f"The reward {by}; its 95% interval, {between}, holds 0."
         more = _not_where_gradients_are_absurd(log, "Train more steps, or more seeds.")
         return unknown(more, says, **evidence)
-    says = f"No learning shows: over {steps} steps the reward {by}, less than it scatters from step to step."
+    says = f"No learning shows: over {steps} steps the reward {by} ({between} at 95%), less than it scatters from step "
+    says += "to step."
     advice = "See the other findings, and whether more reward is possible; else train longer. "
     advice += "Raise the learning rate only where kl and grad_norm stay small."
     if _runs_away(log):
@@ -216,7 +217,7 @@ def collapse(log: Log) -> Finding:
             lengths = {"mean length, first quarter": first, "mean length, last quarter": last}
             return found(PROBLEM, says, advice, cause="length", evidence=lengths)
     if entropy is None:
-        return absent("The reward did not fall, or ends at its highest.")
+        return absent("No fall of the reward is sure, or it ends at its highest.")
     if norm is not None:  # without a token in the loss its entropy is a mean over nothing
         entropy = np.where((norm == 0) & (entropy == 0), np.nan, entropy)
     first, last = quarters(entropy)
@@ -230,7 +231,7 @@ def collapse(log: Log) -> Finding:
         says = f"The policy stopped exploring: its entropy fell from {first:.3g} to {last:.3g}, and the reward did not rise."
         cause, advice = "entropy", "Lower the learning rate, or raise the temperature."
     else:
-        says = f"Entropy {first:.3g} to {last:.3g}; the reward did not fall, or ends at its highest."
+        says = f"Entropy {first:.3g} to {last:.3g}; no fall of the reward is sure, or it ends at its highest."
         return absent(says, **evidence)
     return found(PROBLEM, says, advice, cause=cause, evidence=evidence)
 

@@ -324,7 +324,8 @@ def _notebook(cells: list, source: str) -> list[Found]:
         return [run._replace(label=run.label + more) for run, more in zip(runs, twice, strict=True)]
     raise RunError(
         f"{source}: a notebook of {len(cells)} cells with {outputs} saved outputs; none is a table of steps with a reward, "
-        "and none has lines that TRL or verl print. Save the notebook with the outputs of its training"
+        "and none has such lines as TRL or verl print. A table of Step and Training Loss has no reward: save "
+        "trainer.state.log_history, or audit a checkpoint's trainer_state.json"
     )
 
 

@@ -47,20 +47,20 @@ NAMES: dict[str, tuple[str, ...]] = {
     "clipped_ratio": ("completions/clipped_ratio", "response_length/clip_ratio", "rollout/truncated_ratio",
                       "rollout/truncated_rate", "rollout/truncated", "is_truncated/mean", "truncation",
                       "ppo_actor/no_eos_ratios/avg", "grpo_actor/no_eos_ratios/avg", "response_clip_ratio",
-                      "val/truncated_completion_fraction", "truncation_rate"),
+                      "val/truncated_completion_fraction", "truncation_rate", "length/cap_hit_rate"),
     "stopped_share": ("val/stop_rate", "stop_rate", "val/contain_eos_token"),  # `clipped_ratio` where that is not logged
     "mean_length": ("completions/mean_length", "completion_length", "response_length/mean", "response_length",
                     "avg_response_len", "rollout/response_len/mean", "rollout/response_length_mean",
                     "env/all/ac_tokens_per_turn", "generate/avg_num_tokens", "mean_gen_tokens_per_sample",
                     "gen_tokens_per_sample/mean",
                     "mean_generation_length", "num_output_tokens/mean", "batch/step_response_length/mean",
-                    "val/sequence_lengths", "sequence_lengths", "gen_len"),
+                    "val/sequence_lengths", "sequence_lengths", "gen_len", "length/mean", "avg_resp_len"),
     "max_length": ("completions/max_length", "response_length/max", "rollout/response_len/max", "generate/max_num_tokens",
                    "val/sequence_lengths_max", "num_output_tokens/max"),
     "mean_terminated_length": ("completions/mean_terminated_length",),
     "clip_region": ("clip_ratio/region_mean", "clip_ratio", "actor/pg_clipfrac", "policy/clipfrac_avg", "pg_clipfrac",
                     "clip_fraction", "policy/ppo_clip_ratio", "ppo_actor/update/clip_ratio/avg", "grpo_actor/clip_ratio/avg",
-                    "clipfrac_avg"),
+                    "clipfrac_avg", "clip_frac"),
     "logp_difference": ("sampling/sampling_logp_difference/mean", "train/train_rollout_logprob_abs_diff",
                         "policy/rollout_train_logprobs_abs_diff_mean"),
     "probability_difference": ("training/rollout_probs_diff_mean",),
@@ -102,6 +102,7 @@ _DECIMAL_COMMA, _THOUSANDS = r"[-+]?\d+,\d+(?:[eE][-+]?\d+)?", r"[-+]?[1-9]\d{0,
 COUNTED = "the log has no step numbers: its lines are counted"
 _ABOUT = ["step", "epoch", "episodes", "step_time"]  # a line of these alone, as of an evaluation, logs no step
 _REWARD = re.compile(r"(?:train/)?rewards ?/ ?(.+?)(?: ?/ ?mean)?")
+_LIKE_ONE = re.compile("reward|score|return|length|truncat|success")  # what a name that is not known may mean
 _APART = re.compile(r"[\s/_.-]+")
 
 
@@ -196,9 +197,13 @@ def steps_table(raw: pd.DataFrame, source: str) -> tuple[pd.DataFrame, pd.Series
     raw = raw.rename(columns=str)
     known = _with_a_step_that_counts(raw, canonical(raw.columns))
     if not (_RL & set(known.values()) or _has_dead_steps(raw, known)):
-        has = ", ".join(list(raw.columns)[:12]) or "no column"
-        raise RunError(f"{source}: no reward, completion length or group metric in it, it has {has}; expected the log of "
-                       "a GRPO, RLOO, PPO or OnlineDPO training")  # fmt: skip
+        first = sorted(raw.columns, key=lambda column: not _LIKE_ONE.search(column.lower()))[:12]
+        has = f"it has {', '.join(first)}" if first else "it has no column"
+        more = f" and {len(raw.columns) - len(first)} more" * (len(raw.columns) > len(first))
+        raise RunError(
+            f"{source}: no reward, completion length or group metric in it by a known name, {has}{more}; "
+            "expected the log of a GRPO, RLOO, PPO or OnlineDPO training. A column called `reward` is always known"
+        )
     entropy = next((column for column, name in known.items() if name == "entropy"), "")
     parts = {column: PART + name for name, column in reward_columns(raw.columns).items()}
     table = raw[[*known, *parts]].rename(columns=known | parts)

@@ -125,8 +125,10 @@ def _step_before(block: bytes, start: int) -> tuple[float | None, bool]:
 @lru_cache(1000)
 def _is_of_a_trainer(names: tuple[str, ...]) -> bool:
     """Say whether a printed dict is what a Trainer logs: it always has a loss, or PPO's `objective/...`."""
-    known = "loss" in names or "train_runtime" in names
-    return known or any(name.startswith(("objective/", "eval_")) for name in names)
+    known = {"loss", "train_runtime", "eval_loss", "eval_runtime"} & set(names)
+    # A config that a script prints has eval_steps, eval_strategy and others, and no epoch.
+    is_evaluation = "epoch" in names and any(name.startswith("eval_") for name in names)
+    return bool(known) or is_evaluation or any(name.startswith("objective/") for name in names)
 
 
 # --- verl -----------------------------------------------------------------------------------------------------------

@@ -156,6 +156,8 @@ def check_turns(step: Step) -> Stage | None:
             f"{foreign} tokens in {len(rows)} of {len(step.rows)} rows count in the loss, but were not sampled there: "
         )
         cause += "a turn was decoded and encoded again, a turn is of another row, or a tool wrote these tokens"
+        if other := _other_prompts(step.turns, step.rows):
+            cause = f"{other} of {len(step.rows)} completions were sampled behind another prompt: is it cut, or are pads read?"
         return Stage("turns", "different", cause, float(foreign), places(rows))
     said = f"{unused} sampled tokens are left out of the loss"
     if unused and step.settings.get("rollout_func"):
@@ -165,6 +167,15 @@ def check_turns(step: Step) -> Stage | None:
             "turns", "different", f"{said}: the mask of a turn is too short, or leaves them out", float(unused)
         )
     return Stage("turns", "same", f"{len(step.turns)} turns are in {len(step.rows)} rows as they were sampled")
+
+
+def _other_prompts(turns: Sequence[Turn], rows: Sequence[SampledRow]) -> int:
+    """The number of completions that are one turn, behind another prompt than their row has; 0 where a row has several."""
+    if len(turns) != len(rows):
+        return 0
+    pairs = zip(turns, rows, strict=True)
+    same = all(turn.ids[: len(row.ids)] == row.ids[: len(turn.ids)] for turn, row in pairs)
+    return same * sum(turn.prompt_ids != row.prompt_ids for turn, row in zip(turns, rows, strict=True))
 
 
 def check_mask(step: Step) -> Stage:
@@ -491,10 +502,13 @@ def check_ratios(step: Step) -> Stage | None:
     # The file of a trainer that is not TRL's may not say how many updates a generation has.
     several = s.get("num_iterations", 2) > 1 or (s.get("steps_per_generation") or 1) > s["gradient_accumulation_steps"]
     mean, largest = float(np.abs(differences).mean()), float(np.abs(differences).max())
+    if step.reused and largest:
+        return Stage("ratios", "same", f"{said}, of which the loss is computed", largest)
+    if step.reused:
+        cause = "every ratio is exactly 1, though an update lies between the sampling and this loss: did the weights move, or"
+        return Stage("ratios", "cannot tell", f"{cause} are the old log-probs those of now?", largest)
     if mean <= limits.mean and largest <= limits.largest:
         return Stage("ratios", "cannot tell", ALL_ONE, largest)
-    if step.reused:
-        return Stage("ratios", "same", f"{said}, of which the loss is computed", largest)
     if step.reused is None and several:
         cause = f"{said}; the file does not say whether an update lies between the two scorings of a row"
         return Stage("ratios", "cannot tell", cause, largest)

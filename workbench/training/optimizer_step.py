@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from accelerate.optimizer import AcceleratedOptimizer
 from accelerate.utils import gather_object
-from torch.optim.lr_scheduler import LambdaLR, LRScheduler
+from torch.optim.lr_scheduler import LambdaLR, LRScheduler, ReduceLROnPlateau
 from transformers import Adafactor, Trainer, get_scheduler
 
 from ..replay.optimizers import adafactor_step, adam_step, clip_factor, sgd_step
@@ -246,11 +246,16 @@ def _settings_unlike_args(trainer: Any, optimizer: Any) -> list[str]:
         if scheduler is not None and "initial_lr" in group:
             settings["initial_lr"] = settings.pop("lr")
             settings["lr"] = scheduler.get_last_lr()[number]
+        elif isinstance(scheduler, ReduceLROnPlateau) and scheduler.last_epoch:  # it has seen an evaluation
+            settings["lr"] = scheduler.get_last_lr()[number]
         for name, value in settings.items():
             if name in group and not _is_equal(group[name], value):
                 unlike.append(_unlike(name, group[name], value, number, "initial_lr" in settings))
     done = trainer.state.global_step
-    if isinstance(scheduler, LRScheduler) and scheduler.last_epoch > done:  # fewer are healthy: fp16 leaves steps out
+    counts = isinstance(scheduler, LRScheduler) and not isinstance(scheduler, ReduceLROnPlateau)
+    scaler = trainer.accelerator.scaler
+    leaves_out = scaler is not None and scaler.is_enabled()  # a step that overflows in fp16
+    if counts and (scheduler.last_epoch > done or (scheduler.last_epoch < done and not leaves_out)):
         unlike.append(f"the scheduler counts {scheduler.last_epoch} steps before update {done + 1}")
     unlike += _schedule_unlike_args(trainer)
     return list(dict.fromkeys(unlike))

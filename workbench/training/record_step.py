@@ -15,9 +15,11 @@ from unittest import mock
 import numpy as np
 import torch
 from accelerate.utils import convert_outputs_to_fp32, gather_object
+from transformers import GenerationConfig
 from transformers.trainer_utils import has_length
 
 from ..errors import ParameterError, RunError
+from ..replay.step import is_option, neutral_options
 from .engine import finish_reasons, hook, hook_requests, unhook
 from .match_rows import counts_of, match_rows
 from .optimizer_step import has_modes, step_and_undo
@@ -38,6 +40,7 @@ from .step_record import MicroBatch, StepRecord, row_tokens
 
 # A parameter's hooks, which may step: those that run when its gradient is there, and those that get it.
 _STEPPING = ("_post_accumulate_grad_hooks", "_backward_hooks")
+_FROZEN = 1024  # elements of a frozen weight that are compared
 
 
 def record_step(
@@ -185,6 +188,8 @@ def _with_length(trainer: Any, is_needed: bool) -> Iterator[None]:
 def weights_put_back(trainer: Any, record: StepRecord) -> Iterator[dict[str, torch.Tensor]]:
     """Inside the block weights may move, as where an optimizer steps in the backward pass; the record says that they did.
 
+    Frozen weights are not copied; of each some elements are compared.
+
     Yields:
         The weights that train as they were before, copied to the host, by name; none where they are in parts, or where a
         step switches to others (which `restored` puts back).
@@ -193,6 +198,7 @@ def weights_put_back(trainer: Any, record: StepRecord) -> Iterator[dict[str, tor
     if not is_sharded(policy) and not has_modes(trainer.optimizer):
         trained = {name: parameter for name, parameter in policy.named_parameters() if parameter.requires_grad}
     weights, before = {name: host_copy(p) for name, p in trained.items()}, sums_of(trained.values())
+    frozen = {} if is_sharded(policy) else _some_frozen(policy)
     try:
         yield weights
     finally:
@@ -201,6 +207,29 @@ def weights_put_back(trainer: Any, record: StepRecord) -> Iterator[dict[str, tor
                 for name, parameter in trained.items():
                     parameter.copy_(weights[name])
             _notice_moves(record, [*trained.values()])
+        _notice_frozen(record, policy, frozen)
+
+
+def _some_frozen(policy: torch.nn.Module) -> dict[str, torch.Tensor]:
+    """Up to 1,024 elements of each frozen weight, spread over it, on the host."""
+    frozen = {n: p for n, p in policy.named_parameters() if not p.requires_grad and p.is_floating_point() and p.numel()}
+    return {
+        name: p.detach().reshape(-1)[:: -(-p.numel() // _FROZEN)].to("cpu", copy=True) for name, p in frozen.items()
+    }
+
+
+def _notice_frozen(record: StepRecord, policy: torch.nn.Module, before: Mapping[str, torch.Tensor]) -> None:
+    """Notice frozen weights that moved by more than an adapter rounds them that is merged into them and taken out again."""
+    moves = {}
+    for name, now in (_some_frozen(policy) if before else {}).items():
+        was = before.get(name, now)
+        largest, moved = was.double().abs().max(), (now.double() - was.double()).abs().max()
+        if float(moved) > 2 * torch.finfo(was.dtype).eps * float(largest):
+            moves[name] = float(moved)
+    if moves:
+        worst = max(moves, key=lambda name: moves[name])
+        cause = f"{len(moves)} frozen tensors move inside training_step, {worst} by {moves[worst]:.2g}: no optimizer trains "
+        record.notice("update", "different", f"{cause}them, and they are not put back")
 
 
 def _notice_moves(record: StepRecord, trained: Sequence[torch.Tensor]) -> None:
@@ -459,6 +488,8 @@ def ask_loss(
         if len(taken["input_ids"]) != len(leaf) or taken["logits_to_keep"] != leaf.shape[1]:
             raise LookupError("the loss scores other rows than it is given")
         scored.append(True)
+        if not torch.is_grad_enabled():  # a loss that scores for old log-probs: these have no slope
+            return leaf.detach(), None if leaf_entropies is None else leaf_entropies.detach(), *others
         return leaf, leaf_entropies, *(torch.zeros_like(x) if torch.is_tensor(x) else x for x in others)
 
     off = hook(trainer, "_get_per_token_logps_and_entropies", around_scoring)
@@ -717,13 +748,40 @@ class StepListener:
             self._note_turn(*zip(*pairs, strict=True))
 
     def _around_policy(self, original: Callable, *args: Any, **kwargs: Any):
-        if self._record.open and not self._record.drawn_from:
-            self._record.drawn_from = _state_of_generators()
+        if self._record.open:
+            self._guarded(self._note_random_state)
+            self._guarded(self._note_options, kwargs)
         output = original(*args, **kwargs)
         ids = kwargs.get("input_ids", kwargs.get("inputs", args[0] if args else None))
         if self._record.open and ids is not None:
             self._guarded(self._note_sampled, output, ids, kwargs.get("attention_mask"))
         return output
+
+    def _note_random_state(self) -> None:
+        record, state = self._record, _state_of_generators()
+        record.drawn_from = record.drawn_from or state
+        if state in record.states:
+            cause = "two calls of the policy's generate begin with the same random numbers: a seed is set before each"
+            record.notice("sampling", "different", cause)
+        record.states.add(state)
+
+    def _note_options(self, kwargs: Mapping[str, Any]) -> None:
+        """Note what is given to `generate` alone, past the trainer's args and its generation config."""
+        args, given = self._trainer.args, kwargs.get("generation_config")
+        own, neutral = (
+            getattr(self._trainer, "generation_config", None),
+            neutral_options(getattr(args, "temperature", None)),
+        )
+        known = neutral.keys() | vars(GenerationConfig()).keys()
+        of_args = vars(args) | dict(getattr(args, "generation_kwargs", None) or {})
+        for name in sorted(known - {"logits_processor"}):
+            value = kwargs.get(name, getattr(given, name, None) if given is not own else None)
+            meant = of_args.get(name), getattr(own, name, None)
+            if is_option(name, value, neutral) and not any(value == each for each in meant):
+                self._record.notice("sampling", "different", f"{name}={value} is given to the policy's generate alone")
+        if kwargs.get("logits_processor"):
+            cause = "the policy's generate gets a logits_processor: does it change what is sampled?"
+            self._record.notice("sampling", "cannot tell", cause, over=("same", "rounding", "cannot tell"))
 
     def _note_sampled(self, output: Any, input_ids: Any, attention_mask: Any) -> None:
         self._note_answer(_unpadded(self._trainer, output, input_ids, attention_mask))

@@ -111,6 +111,11 @@ def _judged_otherwise(trainer: Any, record: StepRecord, rows: Sequence[SampledRo
         asked = [_plain(decode(row.prompt_ids)) for row in rows]
         for name, numbers in mixed_texts(record.texts, asked, sampled).items():
             found.setdefault(name, set()).update(numbers)
+        if foreign := len(foreign_texts(record.texts, sampled)):
+            cause = (
+                f"{foreign} of {len(rows)} rows are judged by a text that is neither their completion nor a part of it"
+            )
+            record.notice("rewards", "cannot tell", f"{cause}: is it changed on purpose?", over=("same", "rounding"))
     return {name: sorted(numbers) for name, numbers in found.items() if numbers}
 
 
@@ -145,6 +150,22 @@ def mixed_texts(texts: Sequence[tuple], asked: Sequence[str], sampled: Sequence[
         ],
         "completions": others if is_mixed else [],
     }
+
+
+def foreign_texts(texts: Sequence[tuple], sampled: Sequence[str]) -> list[int]:
+    """The rows whose completion, as the reward functions get it, is no part of their own tokens' text.
+
+    Args:
+        texts: prompt and completion of each row; of several messages nothing is compared.
+        sampled: the decoded completion of each row.
+
+    Example:
+        >>> foreign_texts([("2 + 2", "4"), ("2 + 3", "so 5")], ["It is 4.", "It is 5."])
+        [1]
+    """
+    is_one = [isinstance(completion, str) or len(completion) == 1 for _, completion in texts]
+    answers = [_plain(_last_text(completion)) for _, completion in texts]
+    return [i for i, own in enumerate(sampled) if is_one[i] and answers[i] not in _plain(own)]
 
 
 def _last_text(value: Any) -> str:

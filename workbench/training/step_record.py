@@ -52,6 +52,7 @@ class StepRecord:
     texts: list[tuple] = field(default_factory=list)
     seeding: set[str] = field(default_factory=set)  # reward functions that set torch's seed
     drawn_from: str = ""  # the state of torch's generators at the first call of the policy's `generate`, hashed
+    states: set[str] = field(default_factory=set)  # the same at each call
     drawn_alike: bool = False  # in another process it was the same
     outputs: list[Mapping[str, Any]] = field(default_factory=list)  # of each generation, as the loss will get it
     tokens: list[float] = field(default_factory=list)  # in the loss of each generation, counted in all processes

@@ -68,7 +68,7 @@ _PLACED = {"temperature", "top_k", "top_p", "min_p"}  # options whose distributi
 _AT_ONCE = 2**22  # probabilities that are compared at once
 # By which the gradient of one tensor is off: of its own norm, and of that of the whole gradient. Of SmolLM2-135M fp32 rounds a
 # tensor by up to 6e-5 and 4e-6 of these, bf16 by up to 0.15 and 0.015.
-_TENSOR_OFF, _TENSOR_OFF_IN_HALF = (0.1, 1e-3), (0.5, 0.02)
+_TENSOR_OFF, _TENSOR_OFF_IN_HALF = (0.1, 2e-5), (0.5, 0.02)
 _ROUNDED = 1.5  # times as much as half precision rounds rows alone, a row of a batch is rounded at most
 _MOVED = 3.0  # the same of a gradient: of a model with sharp attention it was up to 2.8 times, rarely more
 _FEW = 1e-3  # share of trained parameters below which a model without an adapter is asked about
@@ -668,6 +668,8 @@ class Judge:
     def gradient_of_other_trainers(self, loss: Stage) -> Stage:
         """Compare the gradient with that of the loss, for a trainer that is not run again without dropout."""
         stage, dropouts = self._gradient(loss), dropouts_of(self.policy)
+        if stage.verdict in ("same", "rounding"):
+            stage = replace(stage, cause=f"{stage.cause}; a layer's own backward pass is not checked for this trainer")
         if stage.verdict == "different" and dropouts:
             cause = f"the model has dropout ({', '.join(dropouts)}), which is on while it trains: {stage.cause}"
             return replace(stage, verdict="cannot tell", cause=cause)

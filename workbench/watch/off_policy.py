@@ -501,19 +501,20 @@ def stages_with_answers(ratios: Stage | None, loss: Stage, asked: Asked) -> tupl
         said = f"{ALL_ONE}: {asked.problem}"
         return _never_asked(ratios, asked.problem), replace(kept, cause=kept.cause or said)
     if not asked.cause:
-        if ratios is not None and ratios.verdict == "cannot tell":
+        if ratios is not None and ratios.cause == ALL_ONE:
             verdict = "same" if (ratios.largest or 0.0) <= 2 * SAME else "rounding"
-            ratios = replace(ratios, verdict=verdict, cause=f"all are 1, as they must be here; {asked.said}")
+            rounded = "" if verdict == "same" else f" but for rounding (log-ratios up to {ratios.largest:.2g})"
+            ratios = replace(ratios, verdict=verdict, cause=f"all are 1{rounded}, as they must be here; {asked.said}")
         return ratios, replace(loss, cause=loss.cause or f"value and slopes of each token, {asked.said}")
     wrong: dict[str, Any] = {"verdict": "different", "cause": asked.cause, "largest": asked.wrong, "where": asked.where}
     if asked.by_ratios and ratios is not None and ratios.verdict != "different":
         return replace(ratios, **wrong), replace(loss, cause=loss.cause or "for the ratios that it takes")
-    if ratios is not None and ratios.verdict == "cannot tell":
+    if ratios is not None and ratios.cause == ALL_ONE:
         ratios = replace(ratios, cause=f"{ALL_ONE}, and what the loss makes of others is not as defined")
     return ratios, replace(loss, **wrong) if asked.explained or loss.verdict != "different" else loss
 
 
 def _never_asked(ratios: Stage | None, problem: str) -> Stage | None:
-    if ratios is None or ratios.verdict != "cannot tell":
+    if ratios is None or ratios.cause != ALL_ONE:
         return ratios
     return replace(ratios, cause=f"{ALL_ONE}: {problem}")

@@ -1,6 +1,7 @@
 """The stage `update` of a step: what the optimizer made of the gradient."""
 
 from collections.abc import Sequence
+from dataclasses import fields
 from typing import Any
 
 from ..replay.report import Stage
@@ -34,7 +35,7 @@ def update_stage(record: StepRecord, policy: Any, args: Any, state: Any) -> Stag
     if not step.with_gradient:
         return Stage("update", "cannot tell", "nothing has a gradient")
     share = step.moved / step.with_gradient
-    said = _said(step, policy, share)
+    said = _said(step, policy, share, args.max_grad_norm or 0)
     if fault := _fault_of_step(step, args) or _fault_of_moves(step, policy, args, share):
         return Stage("update", "different", f"{said}; {fault}", share)
     if not step.is_computed:
@@ -46,8 +47,11 @@ def update_stage(record: StepRecord, policy: Any, args: Any, state: Any) -> Stag
         if any(group.slope > 0 for group in step.groups):
             cause += "; it goes along the gradient, which a momentum or weight decay can explain"
         return Stage("update", "cannot tell", cause, share)
+    usual = next(f.default for f in fields(args) if f.name == "learning_rate")
     is_schedules = step.has_own_schedule and not step.is_own
-    if is_schedules and step.learning_rate is not None and step.learning_rate > _MUCH_FASTER * args.learning_rate:
+    # Who passes an optimizer of his own may leave the config's rate as it is by default.
+    is_asked = is_schedules or (step.is_own and args.learning_rate != usual)
+    if is_asked and step.learning_rate is not None and step.learning_rate > _MUCH_FASTER * args.learning_rate:
         times = f"{step.learning_rate / args.learning_rate:.3g} times" if args.learning_rate else "above"
         return Stage("update", "cannot tell", f"{said}; the rate is {times} args.learning_rate", share)
     if step.other_decay:
@@ -62,13 +66,15 @@ def update_stage(record: StepRecord, policy: Any, args: Any, state: Any) -> Stag
     return Stage("update", "same", said, share)
 
 
-def _said(step: OptimizerStep, policy: Any, share: float) -> str:
+def _said(step: OptimizerStep, policy: Any, share: float, limit: float) -> str:
     rate = "a rate of its own" if step.learning_rate is None else f"a learning rate of {step.learning_rate:g}"
     said = f"{step.optimizer} moves {share:.2%} of the elements that have a gradient, at {rate}"
     if step.is_own:
         said += "; its settings are not compared with the config, since it may be your own"
     elif step.has_own_schedule:
         said += "; its schedule is not compared with the config, since it may be your own"
+    if 0 < step.norm < limit:
+        said += f"; its norm {step.norm:.3g} is below max_grad_norm={limit:g}, so clipping is not asked"
     if resting := [name for group in step.groups if group.rests for name in group.names]:
         said += f"; {_listed(resting)} rest, at a rate of 0"
     total = sum(p.numel() for p in policy.parameters())
