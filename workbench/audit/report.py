@@ -340,7 +340,8 @@ def _audit(log: Log, own: Sequence[Rule]) -> RunAudit:
     lacks = tuple(log.lacks)
     settings = known + where if known else ""
     findings = tuple(check(log, own))
-    return RunAudit(log.name, log.kind, len(log.steps), findings, lacks, settings, tuple(log.has), log.trainer)
+    kind = f"{log.kind} without step numbers, its lines are counted" if log.facts.get("lines_counted") else log.kind
+    return RunAudit(log.name, kind, len(log.steps), findings, lacks, settings, tuple(log.has), log.trainer)
 
 
 # --- text -----------------------------------------------------------------------------------------------------------
