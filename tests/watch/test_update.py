@@ -1,5 +1,6 @@
 """The stage `update` on real trainers: each fault of an optimizer is named, and healthy ones are not."""
 
+import itertools
 import re
 from types import SimpleNamespace
 
@@ -527,3 +528,33 @@ def test_two_modes_are_no_fault_where_evaluations_switch_them(tmp_path):
     assert check_step(trainer).first is None
     assert all(torch.equal(p, before[name]) for name, p in trainer.model.named_parameters())
     assert not any(group["train_mode"] for group in trainer.optimizer.param_groups)
+
+
+class ForgetsTheRate(trl.GRPOTrainer):
+    def create_optimizer(self, *args):
+        self.optimizer = self.optimizer or torch.optim.AdamW(self.model.parameters())
+        return self.optimizer
+
+
+def test_an_optimizer_made_without_the_configs_rate_is_asked(tmp_path):
+    stage = update_of(tmp_path, cls=ForgetsTheRate, learning_rate=1e-5)
+    assert stage.verdict == "cannot tell" and "the rate is 100 times args.learning_rate" in stage.cause, stage
+
+
+class LagsBehind(trl.GRPOTrainer):
+    """A schedule that moves at every second update."""
+
+    def create_scheduler(self, *args, **kwargs):
+        scheduler = super().create_scheduler(*args, **kwargs)
+        step, calls = scheduler.step, itertools.count(1)
+        scheduler.step = lambda *a: step(*a) if next(calls) % 2 == 0 else None
+        return scheduler
+
+
+def test_a_schedule_that_lags_behind_the_updates_is_told(tmp_path):
+    trainer = make(tmp_path, LagsBehind, max_steps=2)
+    check = StepCheck(trainer, 1, tell=lambda line: None)
+    trainer.train()
+    stages = [report["update"] for report in check.reports.values()]
+    assert [stage.verdict for stage in stages] == ["same", "cannot tell"], stages
+    assert "the scheduler counts 0 steps before update 2" in stages[1].cause

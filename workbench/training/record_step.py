@@ -34,7 +34,7 @@ from .processes import (
     whole,
 )
 from .record_rewards import Hearing, apart, heard, note_groups
-from .rows import eos_ids, policy_of, tokenizer_of
+from .rows import eos_ids, policy_of, stops_of, tokenizer_of
 from .snapshot import Snapshot, host_copy, modules_restored, sums_of
 from .step_record import MicroBatch, StepRecord, row_tokens
 
@@ -774,6 +774,7 @@ class StepListener:
         )
         known = neutral.keys() | vars(GenerationConfig()).keys()
         of_args = vars(args) | dict(getattr(args, "generation_kwargs", None) or {})
+        of_args.setdefault("min_new_tokens", stops_of(self._trainer)["min_tokens"])
         for name in sorted(known - {"logits_processor"}):
             value = kwargs.get(name, getattr(given, name, None) if given is not own else None)
             meant = of_args.get(name), getattr(own, name, None)

@@ -49,8 +49,8 @@ def update_stage(record: StepRecord, policy: Any, args: Any, state: Any) -> Stag
         return Stage("update", "cannot tell", cause, share)
     usual = next(f.default for f in fields(args) if f.name == "learning_rate")
     is_schedules = step.has_own_schedule and not step.is_own
-    # Who passes an optimizer of his own may leave the config's rate as it is by default.
-    is_asked = is_schedules or (step.is_own and args.learning_rate != usual)
+    # One that was passed has a rate of its own; one that `create_optimizer` makes is meant to have the config's.
+    is_asked = is_schedules or (step.is_own and step.is_new and args.learning_rate != usual)
     if is_asked and step.learning_rate is not None and step.learning_rate > _MUCH_FASTER * args.learning_rate:
         times = f"{step.learning_rate / args.learning_rate:.3g} times" if args.learning_rate else "above"
         return Stage("update", "cannot tell", f"{said}; the rate is {times} args.learning_rate", share)
