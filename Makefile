@@ -40,7 +40,7 @@ install: .venv/installed
 KEEP := MALLOC_MMAP_THRESHOLD_=4294967296 MALLOC_TRIM_THRESHOLD_=8589934592
 
 # Two groups run at the same time and take about as long. 06 reads what 05 left, which is there long before.
-SECOND := 04_% 07_% 08_% 09_% 10_%
+SECOND := 01_% 04_% 07_% 09_% 10_%
 report: .venv/installed
 	@export $(KEEP); status=0; $(PY) -m workbench run -q $(filter $(SECOND),$(NOTEBOOKS)) $(filter 06_%,$(NOTEBOOKS)) & second=$$!; \
 	$(PY) -m workbench run $(filter 05_%,$(NOTEBOOKS)) $(filter-out 05_% 06_% $(SECOND),$(NOTEBOOKS)) || status=$$?; \
