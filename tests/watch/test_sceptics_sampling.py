@@ -15,10 +15,6 @@ pytestmark = pytest.mark.slow
 MOVED = {"peft_config": LoraConfig(r=4, target_modules="all-linear", init_lora_weights=False)}
 
 
-def stage_of(report, name):
-    return next(stage for stage in report.stages if stage.name == name)
-
-
 class ScoresWithoutGradients(trl.GRPOTrainer):
     """The numbers of TRL's loss, whose old log-probs come from a pass of their own."""
 
@@ -35,16 +31,14 @@ class ScoresWithoutGradients(trl.GRPOTrainer):
 
 def test_old_log_probs_of_a_pass_of_their_own_are_no_fault(tmp_path):
     report = check_step(make(tmp_path, ScoresWithoutGradients))
-    assert report.first is None and stage_of(report, "loss").verdict == "same", report
+    assert report.first is None and report["loss"].verdict == "same", report
 
 
 class MovesFrozen(trl.GRPOTrainer):
-    by = 1e-3
-
     def _generate(self, prompts):
         for parameter in self.model.parameters():
             if not parameter.requires_grad:
-                parameter.data.add_(self.by * torch.randn_like(parameter))
+                parameter.data.add_(1e-3 * torch.randn_like(parameter))
         return super()._generate(prompts)
 
 
@@ -59,7 +53,7 @@ class MergesAndUnmerges(trl.GRPOTrainer):
 
 @pytest.mark.parametrize("cls, verdict", [(MovesFrozen, "different"), (MergesAndUnmerges, "same")])
 def test_frozen_weights_that_move_in_a_step_are_named(cls, verdict, tmp_path):
-    update = stage_of(check_step(make(tmp_path, cls, more=MOVED)), "update")
+    update = check_step(make(tmp_path, cls, more=MOVED))["update"]
     assert update.verdict == verdict, update
     assert ("frozen tensors move inside training_step" in update.cause) is (verdict == "different")
 
@@ -75,7 +69,7 @@ class GivesOtherTexts(trl.GRPOTrainer):
 
 
 def test_a_text_that_is_no_row_s_is_asked_about(tmp_path):
-    rewards = stage_of(check_step(make(tmp_path, GivesOtherTexts)), "rewards")
+    rewards = check_step(make(tmp_path, GivesOtherTexts))["rewards"]
     assert rewards.verdict == "cannot tell" and "8 of 8 rows are judged by a text" in rewards.cause, rewards
 
 
@@ -107,7 +101,7 @@ def test_options_that_generate_alone_gets_are_named(name, tmp_path):
     if "generation_config" in options:
         given = GenerationConfig(**trainer.generation_config.to_diff_dict() | {"top_p": 0.5})
         trainer = make(tmp_path, with_options(generation_config=given))
-    sampling = stage_of(check_step(trainer), "sampling")
+    sampling = check_step(trainer)["sampling"]
     assert sampling.verdict == verdict and said in sampling.cause, sampling
 
 
@@ -129,7 +123,7 @@ class SeedsEachGroup(GroupByGroup):
 
 @pytest.mark.parametrize("cls, verdict", [(GroupByGroup, "same"), (SeedsEachGroup, "different")])
 def test_one_seed_for_each_group_is_named(cls, verdict, tmp_path):
-    sampling = stage_of(check_step(make(tmp_path, cls)), "sampling")
+    sampling = check_step(make(tmp_path, cls))["sampling"]
     assert sampling.verdict == verdict, sampling
     assert ("begin with the same random numbers" in sampling.cause) is (verdict == "different")
 
@@ -154,5 +148,5 @@ def test_ratios_behind_an_update_are_not_said_to_be_1(tmp_path):
     trainer = make(tmp_path, num_iterations=2, learning_rate=1e-6, max_steps=2)
     check = StepCheck(trainer, 1, tell=lambda line: None)
     trainer.train()
-    first, second = (stage_of(report, "ratios") for report in check.reports.values())
+    first, second = (report["ratios"] for report in check.reports.values())
     assert "all are 1, as they must be here" in first.cause and "of which the loss is computed" in second.cause

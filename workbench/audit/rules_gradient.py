@@ -259,7 +259,10 @@ def zero_gradient(log: Log) -> Finding:
 
 
 def _at_its_ends(log: Log, dead: np.ndarray) -> bool:
-    """Whether the mean reward is at its least or greatest in each dead step and in no other: all rewards are equal there."""
+    """Say whether the dead steps are those in which the mean reward is the run's lowest or its highest.
+
+    All rewards of such a step are equal, if none can be lower or higher.
+    """
     reward = log.metric("reward")
     if reward is None or dead.all() or np.nanmin(reward) == np.nanmax(reward):
         return False

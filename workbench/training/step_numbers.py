@@ -122,8 +122,8 @@ def _judged_otherwise(trainer: Any, record: StepRecord, rows: Sequence[SampledRo
 def mixed_texts(texts: Sequence[tuple], asked: Sequence[str], sampled: Sequence[str]) -> dict[str, list[int]]:
     """The rows whose text, as the reward functions get it, is that of another row's tokens, for `prompts` and `completions`.
 
-    A text that is that of no row was changed on purpose, and so was one that is a part of its own row: a parser strips it. A
-    prompt stands in its row between what a template writes.
+    A text that is a part of its own row was changed on purpose: a parser strips it. Of one that is that of no row, see
+    `foreign_texts`. A prompt stands in its row between what a template writes.
 
     Args:
         texts: prompt and completion of each row, each a text or messages.
@@ -134,21 +134,21 @@ def mixed_texts(texts: Sequence[tuple], asked: Sequence[str], sampled: Sequence[
         {'prompts': [0, 1], 'completions': [0, 1]}
     """
     prompts = [_plain(_last_text(prompt)) for prompt, _ in texts]
-    # Of several messages nothing is compared.
-    is_one = [isinstance(completion, str) or len(completion) == 1 for _, completion in texts]
-    answers, written = [_plain(_last_text(completion)) for _, completion in texts], [_plain(text) for text in sampled]
+    answers, written = _answers(texts), [_plain(text) for text in sampled]
     numbers, everyones = range(len(texts)), set(written)
     elsewhere = {text for text in prompts if any(text in other for other in asked)}
-    others = [i for i in numbers if is_one[i] and answers[i] != written[i] and answers[i] in everyones]
+    others = {
+        i: text for i, text in enumerate(answers) if text is not None and text != written[i] and text in everyones
+    }
     # A short text may be a part of its row by chance, which clears it only where no row has clearly another's.
-    is_mixed = any(answers[i] not in written[i] for i in others)
+    is_mixed = any(text not in written[i] for i, text in others.items())
     return {
         "prompts": [
             i
             for i in numbers
             if prompts[i] not in asked[i] and prompts[i] in elsewhere and any(p and p in asked[i] for p in prompts)
         ],
-        "completions": others if is_mixed else [],
+        "completions": list(others) if is_mixed else [],
     }
 
 
@@ -163,9 +163,14 @@ def foreign_texts(texts: Sequence[tuple], sampled: Sequence[str]) -> list[int]:
         >>> foreign_texts([("2 + 2", "4"), ("2 + 3", "so 5")], ["It is 4.", "It is 5."])
         [1]
     """
+    pairs = enumerate(zip(_answers(texts), sampled, strict=True))
+    return [i for i, (answer, own) in pairs if answer is not None and answer not in _plain(own)]
+
+
+def _answers(texts: Sequence[tuple]) -> list[str | None]:
+    """The completion of each row as `_plain` gives it; None where it is several messages, of which nothing is compared."""
     is_one = [isinstance(completion, str) or len(completion) == 1 for _, completion in texts]
-    answers = [_plain(_last_text(completion)) for _, completion in texts]
-    return [i for i, own in enumerate(sampled) if is_one[i] and answers[i] not in _plain(own)]
+    return [_plain(_last_text(completion)) if one else None for (_, completion), one in zip(texts, is_one, strict=True)]
 
 
 def _last_text(value: Any) -> str:
