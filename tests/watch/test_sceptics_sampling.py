@@ -145,7 +145,7 @@ def test_a_small_adapter_gradient_of_the_wrong_sign_is_named(tmp_path):
 
 
 def test_ratios_behind_an_update_are_not_said_to_be_1(tmp_path):
-    trainer = make(tmp_path, num_iterations=2, learning_rate=1e-6, max_steps=2)
+    trainer = make(tmp_path, num_iterations=2, learning_rate=1e-5, bf16=True, max_steps=2)
     check = StepCheck(trainer, 1, tell=lambda line: None)
     trainer.train()
     first, second = (report["ratios"] for report in check.reports.values())

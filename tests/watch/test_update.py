@@ -558,3 +558,15 @@ def test_a_schedule_that_lags_behind_the_updates_is_told(tmp_path):
     stages = [report["update"] for report in check.reports.values()]
     assert [stage.verdict for stage in stages] == ["same", "cannot tell"], stages
     assert "the scheduler counts 0 steps before update 2" in stages[1].cause
+
+
+def test_a_rate_that_a_plateau_lowered_is_no_question(tmp_path):
+    never_better = {"patience": 0, "factor": 0.5, "threshold": 1e9, "threshold_mode": "abs"}
+    plateau = {"lr_scheduler_type": "reduce_lr_on_plateau", "lr_scheduler_kwargs": never_better}
+    plateau |= {"eval_strategy": "steps", "eval_steps": 1, "metric_for_best_model": "eval_reward"}
+    more = {"eval_dataset": Dataset.from_dict({"prompt": PROMPTS})}
+    trainer = make(tmp_path, max_steps=4, per_device_eval_batch_size=8, more=more, **plateau)
+    check = StepCheck(trainer, 1, tell=lambda line: None)
+    trainer.train()
+    assert trainer.optimizer.param_groups[0]["lr"] < trainer.args.learning_rate
+    assert [report["update"].verdict for report in check.reports.values()] == ["same"] * 4
