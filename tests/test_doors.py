@@ -243,7 +243,7 @@ def test_the_skill_says_when_to_use_it_and_to_say_cannot_tell():
 def test_a_command_of_the_skill_runs(project, line, capsys, monkeypatch):
     monkeypatch.chdir(project)
     monkeypatch.syspath_prepend(project)
-    for name in ("my_loss", "rewards"):  # other tests have modules of these names: none gets this folder's, nor it theirs
+    for name in ("my_loss", "rewards"):  # names of modules that other tests have, too
         monkeypatch.setitem(sys.modules, name, None)
         monkeypatch.delitem(sys.modules, name)
     code, out, err = call(capsys, *shlex.split(line))

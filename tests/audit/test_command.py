@@ -91,7 +91,7 @@ def test_a_limit_decides_open_cases_and_a_false_one_is_refused(capsys, tmp_path)
     with pytest.raises(ParameterError, match=r"limit=4: .* logs completions of 7 tokens"):
         audit_run(folder, limit=4)
     (tmp_path / "log.jsonl").write_text('{"step": 1, "reward": 0.5, "completions/max_length": 12290}\n')
-    audit_run(tmp_path / "log.jsonl", limit=12288)  # of which a Trainer prints four digits
+    audit_run(tmp_path / "log.jsonl", limit=np.int64(12288))  # of which a Trainer prints four digits
 
 
 def test_the_python_value_is_a_table_of_what_is_found_and_open(tmp_path):

@@ -196,6 +196,10 @@ CONSOLES = {
         "Step | Training Loss | reward\n-- | -- | --\n1 | 0.1 | 0.3\n\nStep\tTraining Loss\treward\n2\t0.2\t0.4\n",
         {"step": [1, 2], "reward": [0.3, 0.4]},
     ),
+    "right answers of so many": (
+        "".join(f"Step {n} | loss: 0.1 | reward: {n}/8 | epoch: 1/3 | length: 512/1024\n" for n in (2, 4)),
+        {"step": [2, 4], "reward": [0.25, 0.5], "epoch": [1, 1]},
+    ),
     "a row without its brace": (
         "'loss': 0.1, 'reward': 0.5, 'grad_norm': 2.0, 'global_step/max_steps': '5/9', 'epoch': 0.1}\n",
         {"step": [5], "reward": [0.5], "grad_norm": [2]},

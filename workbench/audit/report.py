@@ -6,6 +6,7 @@
 import dataclasses
 import html
 import json
+import numbers
 import os
 import re
 import sys
@@ -327,11 +328,12 @@ def _model_folder(model: str | os.PathLike) -> Path:
 
 
 def _given(limit: int | None, stops: Sequence[str]) -> dict:
-    if limit is not None and (type(limit) is not int or limit < 1):
+    whole = isinstance(limit, numbers.Integral) and not isinstance(limit, bool)  # NumPy's too
+    if limit is not None and (not whole or limit < 1):
         raise ParameterError(f"limit={limit!r}: expected the run's max_completion_length, at least 1")
     if isinstance(stops, str) or not all(stops):
         raise ParameterError(f"stops={stops!r}: expected strings that are not empty, such as ['</search>']")
-    return ({"max_completion_length": limit} if limit else {}) | ({"stop_strings": list(stops)} if stops else {})
+    return ({"max_completion_length": int(limit)} if limit else {}) | ({"stop_strings": list(stops)} if stops else {})
 
 
 def _audit(log: Log, own: Sequence[Rule]) -> RunAudit:

@@ -18,6 +18,7 @@ _SEPARATORS = str.maketrans(dict.fromkeys("|;│┃\t", ","))
 _NEXT = re.compile(r"(?:(?<=[\d%])|(?<=\d\.)|(?<=nan)|(?<=inf)|(?<=infinity))\s+(?=[^\W\d][\w./-]{0,40}\s?[=:])", re.I)
 _VALUE = re.compile(rf"\s?({NUMBER})(\s?%|[kKM](?=\s|$)|)(?:\s?[^\s:=]{{1,16}})?(?:\s[^\s:=]{{1,16}})?")
 _GAP = re.compile(r"\s[-+]?(?:\d|(?:nan|inf|infinity)$)", re.I)  # before the number of `name number`
+_RIGHT_OF = re.compile(r"\s?(\d{1,9})\s?/\s?0*([1-9]\d{0,8})")  # right answers of so many
 _NO_VALUE = ("none", "null", "n/a")
 _TIMES = {"": 1.0, "%": 0.01, "k": 1e3, "K": 1e3, "M": 1e6}  # what stands right behind a number
 _THOUSANDS = re.compile(r"(?<![\w.,/-])(?<!\d:)[1-9]\d{0,2}(?:,\d{3})+(?![\w,])")  # as in `1,024`
@@ -201,4 +202,6 @@ def _pair(field: str) -> tuple[str, float] | None:
         match = _VALUE.fullmatch(value)
     if match is None and value.strip().lower() in _NO_VALUE and FINITE & set(canonical([name]).values()):
         return name, math.nan
+    if (part := _RIGHT_OF.fullmatch(value)) and "reward" in canonical([name]).values():
+        return name, int(part[1]) / int(part[2])
     return (name, float(match[1]) * _TIMES[match[2].strip()]) if match else None
