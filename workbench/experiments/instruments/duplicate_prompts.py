@@ -1,10 +1,12 @@
 """Batches of equal prompts through real trainers and back ends: through generation and scoring, and nothing is trained."""
 
 import contextlib
+import gc
 import inspect
 import shutil
 import tempfile
 import textwrap
+import warnings
 import weakref
 from unittest import mock
 
@@ -100,7 +102,8 @@ def compare_backends(path: str, *, num_generations: int, seed: int, server: bool
     quiet_libraries()
     batch = equal_prompt_batch(load_prompts("search").to_list(), 4, num_generations, 0.5)
     table = []
-    with sharing_engines(), serve(path) if server else contextlib.nullcontext() as url:
+    with warnings.catch_warnings(), sharing_engines(), serve(path) if server else contextlib.nullcontext() as url:
+        warnings.filterwarnings("ignore", "prompts are plain strings")  # those of this task are, whatever the model
         for place in ("transformers", "vLLM", *(["vLLM server"] if server else [])):
             at = {"vllm": place != "transformers", "url": url if place == "vLLM server" else None}
             for name, options in _trainers(place, seed).items():
@@ -108,6 +111,8 @@ def compare_backends(path: str, *, num_generations: int, seed: int, server: bool
                 trainer = make_trainer(cls, path, len(batch), **at, **options)
                 with removed_rule() if name == REMOVED_RULE else contextlib.nullcontext():
                     table.append({"back end": place, "trainer": name} | _judge(trainer, batch, num_generations))
+                del trainer
+                gc.collect()  # a trainer holds itself, and its model takes memory beside the next one's
     return pd.DataFrame(table)
 
 
