@@ -11,8 +11,7 @@ from pathlib import Path
 
 import numpy as np
 
-from benchmarks.real import finished
-from tools.record import ROOT, parser, publish, run_main, use_one_thread
+from tools.record import ROOT, finished, parser, publish, run_main, use_one_thread
 from workbench.curves.stats import seed_interval
 from workbench.experiments.arms import Arm, ObservedGRPOTrainer, train_arms
 from workbench.experiments.recipes import make_recipe

@@ -1,7 +1,6 @@
 """Makes docs/evidence/real_weights.md and README's figure of what is stored; `python -m benchmarks.pages` writes them."""
 
 import csv
-import dataclasses
 import json
 import re
 from collections.abc import Iterator
@@ -27,7 +26,7 @@ from workbench.errors import RunError
 from workbench.experiments.instruments.custom_stops import held_out_gain, stops_figure
 from workbench.experiments.instruments.custom_stops import recorded as by_seed
 from workbench.runs.files import read_json
-from workbench.runs.results import Result
+from workbench.runs.results import Result, results_of
 
 LAST = "d662082"  # the commit that has the programs that are gone
 SHOWN = "sums of two numbers from 2 to 20"  # the task of README's figure
@@ -98,7 +97,7 @@ def real_result(notebook: str) -> tuple[str, str]:
         return "confirmed", f"confirmed: {before_training()}"
     stored = on_the_model(notebook)
     found = next((one for one in stored["results"] if one["says"].startswith(BEGINS.get(notebook, ""))), None)
-    return ("", "") if found is None else (Result(**found).verdict, in_words(stored, found))
+    return ("", "") if found is None else (_result(found).verdict, in_words(stored, found))
 
 
 def on_the_model(notebook: str) -> dict:
@@ -109,9 +108,15 @@ def on_the_model(notebook: str) -> dict:
 
 def in_words(stored: dict, found: dict) -> str:
     """Give verdict, sentence, size of the run and reason of a stored result."""
-    sizes = [f"{name}: {stored['parameters'][name]}" for name in ("steps", "seeds") if name in stored["parameters"]]
-    result = Result(**found)
+    size = found.get("of", stored["parameters"])  # of other trainings than the run's, which are more
+    sizes = [f"{name}: {size[name]}" for name in ("steps", "seeds") if name in size]
+    result = _result(found)
     return f"{result.verdict}: {result.says} ({'; '.join([', '.join(sizes), *filter(None, [result.reason])])})"
+
+
+def _result(stored: dict) -> Result:
+    (result,) = results_of({"results": [stored]})
+    return result
 
 
 def before_training() -> str:
@@ -134,13 +139,9 @@ def _three_ways(claim: dict[str, str]) -> list[str]:
     stored = on_the_model(notebook)
     about = [one for one in stored["results"] if one["claim"] == claim["id"]]
     real = [in_words(stored, one) for one in about]
-    verdicts = {Result(**one).verdict for one in about}
-    if claim["id"] == "A0.2":  # trainings with more seeds and steps replace what the run says of the same numbers
-        begins = tuple(says.partition("{")[0] for says, _ in ppo_stops.COSTS)
-        rest = [in_words(stored, one) for one in about if not one["says"].startswith(begins)]
-        longer = {"parameters": ppo_stops.size()}
-        trained = [in_words(longer, dataclasses.asdict(one)) for one in ppo_stops.in_training()]
-        real = [f"confirmed: {before_training()}", *trained, *rest]
+    verdicts = {_result(one).verdict for one in about}
+    if claim["id"] == "A0.2":
+        real = [f"confirmed: {before_training()}", *real]
     if claim["id"] in ("A2.2", "A2.3"):
         changes = measured("bf16_padding")["summary"].items()
         real = [f"not comparable: in bf16, {'; '.join(f'{way}: {says}' for way, says in changes)} nats (30 texts)"]

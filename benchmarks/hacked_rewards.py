@@ -19,11 +19,11 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.real import finished
 from tools.record import (
     about,
     csv_next_to_page,
     csv_text,
+    finished,
     made_runs,
     made_with,
     measured,

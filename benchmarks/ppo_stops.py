@@ -8,18 +8,19 @@ reward of the text up to EOS. Trainings that the file has of another run stay in
 """
 
 import argparse
+import dataclasses
 from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
 
-from benchmarks.real import finished
-from tools.record import MEASURED, by_versions, made_with, measured, run_main, table
+from tools.record import MEASURED, by_versions, finished, made_with, measured, run_main, table
 from workbench.curves.stats import Interval, seed_interval
 from workbench.experiments.instruments.ppo_learning import ratio_of
 from workbench.runs.files import read_json, write_json
 from workbench.runs.results import Result
 
+NOTEBOOK = "01_ppo_eos_stop"
 PASSES, LOSS, REWARD = "generation/forwards", "loss/value_avg", "rewards/reward_len_up_to_eos/mean"
 AT_EOS, WHOLE, UNTIL = "stop-at-EOS", "no-stop--whole-text-scored", "no-stop--text-up-to-EOS-scored"
 FAR = -10  # characters from the target: a policy that has lost what the untrained one does
@@ -81,6 +82,15 @@ def in_training() -> list[Result]:
     numbers = [number for _, number in compared(measured("ppo_stops")["trainings"]).values()]
     judged = [(says, number, number.above(least)) for (says, least), number in zip(COSTS, numbers, strict=True)]
     return [Result.of(*one, claim="A0.2", digits=".2g") for one in judged]
+
+
+def with_more_seeds(results: Sequence[dict]) -> list[dict]:
+    """Replace what a run says of these numbers by what the stored trainings say, with their size and commits as `of`."""
+    commits = {one["environment"]["git_commit"][:7] for one in measured("ppo_stops")["trainings"]}
+    of = size() | {"commit": ", ".join(sorted(commits))}
+    begins = tuple(says.partition("{")[0] for says, _ in COSTS)
+    rest = [one for one in results if not one["says"].startswith(begins)]
+    return [*({**dataclasses.asdict(one), "of": of} for one in in_training()), *rest]
 
 
 def page() -> list[str]:

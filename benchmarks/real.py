@@ -15,7 +15,8 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
-from tools.record import ROOT, made_with, run_main
+from benchmarks import ppo_stops
+from tools.record import ROOT, finished, made_with, run_main
 from workbench.curves.curve import Curve
 from workbench.curves.documented import as_text, stored
 from workbench.errors import RunError
@@ -47,7 +48,6 @@ WITHOUT_QUESTIONS = {"starter-chat": "; no questions to answer, the reward is th
 TASKS |= {"starter-chat": "summaries of Python functions"}
 MOST = 80  # points of a curve
 SHOWN = 4  # answers to held-out questions that are kept as text
-PLACES = ("", "arms/", "trained/")  # where a run's folder has its arms
 MODEL = "smollm2"  # the parameter of the runs that are stored
 # How results begin that are about toys or about TRL, whatever model a run trains: they would stand under the model's name.
 OF_OTHERS = {
@@ -61,25 +61,6 @@ OF_OTHERS = {
     ),
     "04_duplicate_prompts": ("The report finds",),
 }
-
-
-def finished(run: Path) -> dict[str, dict[int, Run]]:
-    """Arm -> seed -> its training, of the finished ones below a run folder; the others are printed.
-
-    A notebook's own training, which is recorded in the run folder itself, is the arm with the name of its reward.
-    """
-    arms: dict[str, dict[int, Run]] = {}
-    if read_json(run / "progress.json", {}).get("finished"):
-        own = read_json(run / "recipe.json", {})
-        arms[own["reward_funcs"][0]["name"].replace("_", "-")] = {own["recipe"]["seed"]: Run(run)}
-    for folder in sorted(path.parent for at in PLACES for path in run.glob(f"{at}*/seed-*/recipe.json")):
-        if read_json(folder / "progress.json", {}).get("finished"):
-            arms.setdefault(folder.parent.name, {})[int(folder.name.removeprefix("seed-"))] = Run(folder)
-        else:
-            print(f"{folder}: not finished, left out")
-    if not arms:
-        raise RunError(f"{run}: holds no finished training; expected ARM/seed-N below it, as the notebooks write them")
-    return arms
 
 
 def baseline(arm: str, trainings: dict[int, Run], name: str, environment: dict) -> dict:
@@ -240,6 +221,8 @@ def results(run: Path, environment: dict) -> dict:
         for one in read_json(run / "result.json", {})["results"]
         if of_model(notebook, one["says"])
     ]
+    if notebook == ppo_stops.NOTEBOOK and parameters["seeds"] < ppo_stops.size()["seeds"]:
+        said = ppo_stops.with_more_seeds(said)
     kept = {
         key: environment[key]
         for key in ("git_commit", "packages", "cpu", "cores", "threads", "date")

@@ -187,6 +187,8 @@ def test_five_seeds_replace_two_in_the_row_of_ppo_costs():
     (row,) = [line for line in csv.DictReader(io.StringIO(evidence.claims_csv())) if line["id"] == "A0.2"]
     assert row["SmolLM2"].count("Without a stop an update takes") == 1
     assert row["SmolLM2"].count("seeds: 5") == len(ppo_stops.COSTS)
+    again = ppo_stops.with_more_seeds(evidence.on_the_model("01_ppo_eos_stop")["results"])
+    assert again == evidence.on_the_model("01_ppo_eos_stop")["results"]
 
 
 def test_seeds_of_an_earlier_run_stay_in_the_file():

@@ -17,9 +17,11 @@ from pathlib import Path
 from workbench.errors import RunError, WorkbenchError
 from workbench.runs.environment import hardware
 from workbench.runs.files import jsonable, read_json, write_json
+from workbench.runs.run import Run
 
 ROOT = Path(__file__).parents[1]
 MEASURED = ROOT / "data" / "measured"
+PLACES = ("", "arms/", "trained/")  # where a run's folder has its arms
 
 
 # --- a program's call ---------------------------------------------------------------------------------------------------
@@ -93,6 +95,25 @@ def stored_runs(out: Path | None, settings: dict, *keys: str) -> dict[tuple, dic
         if stored.get(name) != value:
             raise RunError(f"{out}: holds runs with {name}={stored.get(name)!r}, not {value!r}; give another --out")
     return {tuple(row[key] for key in keys): row for row in stored.get("runs", [])}
+
+
+def finished(run: Path) -> dict[str, dict[int, Run]]:
+    """Arm -> seed -> its training, of the finished ones below a run folder; the others are printed.
+
+    A notebook's own training, which is recorded in the run folder itself, is the arm with the name of its reward.
+    """
+    arms: dict[str, dict[int, Run]] = {}
+    if read_json(run / "progress.json", {}).get("finished"):
+        own = read_json(run / "recipe.json", {})
+        arms[own["reward_funcs"][0]["name"].replace("_", "-")] = {own["recipe"]["seed"]: Run(run)}
+    for folder in sorted(path.parent for at in PLACES for path in run.glob(f"{at}*/seed-*/recipe.json")):
+        if read_json(folder / "progress.json", {}).get("finished"):
+            arms.setdefault(folder.parent.name, {})[int(folder.name.removeprefix("seed-"))] = Run(folder)
+        else:
+            print(f"{folder}: not finished, left out")
+    if not arms:
+        raise RunError(f"{run}: holds no finished training; expected ARM/seed-N below it, as the notebooks write them")
+    return arms
 
 
 # --- pages --------------------------------------------------------------------------------------------------------------

@@ -31,7 +31,7 @@ def run_of(notebook: str, *, toy: bool = False):
 
 
 def test_verdicts_stand_next_to_each_other():
-    name, row = next(iter(ROWS.items()))
+    name, row = "04_duplicate_prompts", ROWS["04_duplicate_prompts"]
     same, other = row["results"][0], row["results"][1]
     here = [
         Result(**same),
@@ -46,6 +46,13 @@ def test_verdicts_stand_next_to_each_other():
     assert "" in {verdict for verdict, _ in lines.values()}
     assert on_smollm2(here, run_of("00_start_here")) == "No run of this notebook on SmolLM2 is recorded."
     assert row["environment"]["git_commit"][:7] in shown.data
+
+
+def test_a_sentence_of_other_trainings_names_their_size():
+    other = {"says": "it takes 2 times", "holds": True, "of": {"steps": 10, "seeds": 5}}
+    row = {"parameters": {"model": "smollm2"}, "results": [{"says": "it rises", "holds": True}, other]} | MADE
+    page = _shown({"01_ppo_eos_stop": row}, "01_ppo_eos_stop", [Result("it takes 3 times", False)])
+    assert "it rises</td>" in page and "it takes 2 times (steps: 10, seeds: 5)</td>" in page and "failed" in page
 
 
 def test_a_toy_confirms_no_claim_next_to_smollm2():

@@ -43,7 +43,11 @@ def on_smollm2(results: Sequence[Result], run: Run) -> HTML | str:
     for number, there in enumerate(recorded):
         if not there.why.startswith(NOT_RUN):
             verdict = here[place[number]].verdict if number in place else ""
-            says = f"{there.says} ({there.why})" if there.why else there.says
+            of = [
+                f"{name}: {value}" for name, value in row["results"][number].get("of", {}).items()
+            ]  # of other trainings
+            notes = "; ".join(filter(None, [", ".join(of), there.why]))
+            says = f"{there.says} ({notes})" if notes else there.says
             lines.append([verdict, there.verdict, html.escape(says)])
     made = row["environment"]
     about = [f"{name}: {value}" for name, value in row["parameters"].items() if name != "model" and value != ""]
