@@ -3,6 +3,7 @@ import pytest
 import torch
 from padding_cases import TEXTS, by_hand, in_mixed_precision, some_texts, tiny
 
+from workbench.consistency.logits import cast_copy
 from workbench.consistency.mismatch import PARTS, mismatch_report
 from workbench.consistency.padding import pad_batch
 from workbench.consistency.positions import with_position_ids
@@ -110,6 +111,22 @@ def test_the_samplers_dtype_is_found():
     assert total["dtype"] > total["sampler"] / 2
 
 
+@pytest.mark.parametrize("scorer, loaded", [("float32", "bfloat16"), ("bfloat16", "float32"), ("mixed", "float32")])
+def test_a_checkpoint_in_another_dtype_has_no_other_weights(scorer, loaded):
+    in_bf16 = cast_copy(tiny("qwen2"), "bfloat16")  # as it is loaded: its buffers stay
+    model = in_mixed_precision(tiny("qwen2")) if scorer == "mixed" else cast_copy(tiny("qwen2"), scorer)
+    given = in_bf16 if loaded == "bfloat16" else cast_copy(in_bf16, "float32")
+    options = {} if loaded == "bfloat16" else {"sampler_dtype": "bfloat16"}
+    found = sizes(mismatch_report(model, **sampled_rollout(in_bf16), sampler_model=given, **options))
+    assert found["weights"] < 1e-5
+    assert (found["dtype"] > 1e-3) == (scorer != "bfloat16")
+
+
+def test_none_is_no_top_k_and_no_top_p():
+    model = tiny("llama")
+    assert max(sizes(mismatch_report(model, **sampled_rollout(model), top_k=None, top_p=None)).values()) < 1e-5
+
+
 def test_a_sampler_that_shifts_every_log_prob_is_what_is_left():
     model = tiny("llama")
     rollout = sampled_rollout(model)
@@ -159,6 +176,7 @@ def test_scores_are_those_of_the_plain_forward_pass():
         ({"batch_size": 0}, "batch_size=0"),
         ({"sampler_dtype": "float8"}, "sampler_dtype='float8'"),
         ({"sampled_logprobs": [[None, None]] * 2}, "sampled_logprobs: none of them is a number"),
+        ({"sampled_logprobs": [[[-1.0], [-1.0]]] * 2}, "sampled_logprobs: .* one number a token"),
     ],
 )
 def test_a_rollout_that_cannot_be_scored_says_why(changes, message):

@@ -4,13 +4,14 @@ import math
 import re
 
 import numpy as np
+import pandas as pd
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from workbench.errors import ParameterError
 from workbench.reward.answers import boxed, contains_answer, final_answer, is_right, marked_answer, wanted
-from workbench.reward.features import FEATURES, checked, feature, load_features, measured, named
+from workbench.reward.features import FEATURES, checked, feature, load_features, measured, named, right
 
 PLAIN = {"completion": "so it is a sum", "prompt": "What is the sum of 2 and 3?", "answer": "5"}
 SHOWN = {
@@ -112,6 +113,30 @@ def test_an_empty_text_has_an_empty_answer():
     assert final_answer(" \n") == "" and wanted("") == []
 
 
+@pytest.mark.parametrize(
+    "text, answer",
+    [
+        (r"<answer>\boxed{42}</answer>", "42"),
+        (r"<answer> $\boxed{42}$ </answer>", 42),
+        ("<answer>(B)</answer>", "B"),
+        ("<answer>B</answer>", "(B)"),
+        (r"\boxed{\text{(B)}}", "B"),
+        (r"\boxed{42\%}", "42"),
+        (r"\boxed{1{,}234}", "1234"),
+    ],
+)
+def test_an_answer_in_common_dress_is_right(text, answer):
+    assert is_right(text, answer) and not is_right(text, "C") and not is_right(text, "7")
+
+
+@pytest.mark.parametrize(
+    "answer", [None, "", [], {"tests": "assert f(2) == 4"}, pd.NA, float("nan"), np.float32("nan")]
+)
+def test_an_answer_that_is_not_known_makes_nothing_wrong(answer):
+    assert np.isnan(right([{"completion": "4", "answer": answer}])).all()
+    assert np.isnan(named("answer anywhere")("4", answer=answer))
+
+
 def _boxed_by_its_braces(text):
     for start in reversed([match.end() for match in re.finditer(r"\\(?:boxed|fbox)\s*\{", text)]):
         depth = 1
@@ -143,7 +168,8 @@ PARTS += ["<tool_response>", "</tool_response>", " error ", "a", "\n", "<", ">",
 def test_what_is_closed_is_found_as_by_looking_for_each_pair(text):
     assert boxed(text) == _boxed_by_its_braces(text)
     if tags := re.findall("<answer>(.*?)</answer>", text, re.DOTALL | re.IGNORECASE):
-        assert marked_answer(text) == tags[-1]
+        box = _boxed_by_its_braces(tags[-1])
+        assert marked_answer(text) == (tags[-1] if box is None else box)
     else:
         assert marked_answer(text) == _boxed_by_its_braces(text)
     assert named("closed tags")(text) == len(re.findall(r"<(\w+)>(?=.*?</\1>)", text, re.DOTALL))

@@ -273,3 +273,33 @@ def test_scores_that_differ_by_rounding_have_no_verdict():
 def test_a_function_that_is_no_feature_is_refused():
     with pytest.raises(ParameterError, match="or a function under `@feature`"):
         placebo(len)
+
+
+def always_one(completions, **columns):
+    return [float(n % 2) for n in range(len(completions))]
+
+
+def test_a_feature_is_read_as_the_report_reads_it():
+    call = {"role": "assistant", "content": "", "tool_calls": [{"name": "add"}]}
+    talks = [[call] * n + [{"role": "assistant", "content": "4"}] for n in range(8)]
+    ids, solution = [[1] * (n + 1) for n in range(8)], ["4"] * 4 + ["5"] * 4
+    columns = {"prompts": PROMPTS, "completions": talks, "completion_ids": ids, "solution": solution}
+    for kind in ("tool_calls", "length", "answer anywhere"):
+        values = np.array(placebo(kind)(always_one)(**columns))
+        feature = {"tool_calls": range(8), "length": np.log1p(range(1, 9)), "answer anywhere": [1] * 4 + [0] * 4}[kind]
+        assert np.corrcoef(values, list(feature))[0, 1] == pytest.approx(1)
+
+
+def test_a_placebo_without_its_column_is_refused():
+    control = placebo("stopping")(always_one)
+    with pytest.raises(ParameterError, match="passes no column finish_reason, only prompt, answer; pass it"):
+        paid(control)
+    assert len(set(paid(control, finish_reason=["stop", "length"] * 4))) == 2
+    unknown = placebo("answer_anywhere")(always_one)(prompts=PROMPTS, completions=TEXTS, answer=[None] * 8)
+    assert len(set(unknown)) == 1  # of a batch whose answers are not known
+
+
+def test_equal_differences_of_few_seeds_are_no_certainty():
+    few = placebo_report([0.5, 0.6], [0.4, 0.5])
+    assert few.verdict == "inconclusive" and "2 seeds, all of them equal" in str(few)
+    assert placebo_report([0.5] * 6, [0.25] * 6).verdict == "beyond its placebo"

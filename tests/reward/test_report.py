@@ -12,6 +12,7 @@ from benchmarks.reward_report import PLANTED, exact, healthy, planted, run_of
 from workbench.errors import ParameterError, RunError
 from workbench.logs.rollouts import load_completions
 from workbench.reward import feature, reward_report
+from workbench.reward.report import LEAST
 from workbench.runs.files import jsonable
 
 LONGER = [{"step": s, "prompt": "p", "completion": "word " * n, "reward": n} for s in range(30) for n in (1, 5, 9)]
@@ -36,6 +37,40 @@ def test_right_answers_explain_a_healthy_reward():
     report = reward_report(run_of(exact, "length", steps=15))
     assert report.verdict == "nothing found" and report.answers == pytest.approx(1)
     assert "leaves next to nothing for another feature" in report.headline
+
+
+def _right_ones_are_longer(known_steps, unknown=None):
+    """60 groups of 8; the reward is 1 for right completions, which are somewhat longer."""
+    rng, rows = np.random.default_rng(0), []
+    for step in range(60):
+        for right in rng.permutation([1] * 4 + [0] * 4):
+            words = int(rng.integers(5, 18)) + 3 * right
+            row = {
+                "step": step,
+                "prompt": f"p{step}",
+                "completion": "w " * words + ("is 4" if right else "is 5"),
+                "reward": right,
+            }
+            rows.append(row | {"answer": "4" if step in known_steps else unknown})
+    return rows
+
+
+@pytest.mark.parametrize("unknown", [None, "", pd.NA, {"tests": "..."}], ids=str)
+def test_completions_without_an_answer_are_not_equally_right(unknown):
+    whole = reward_report(_right_ones_are_longer(range(60)))
+    half = reward_report(_right_ones_are_longer(range(30), unknown))
+    assert whole.verdict == half.verdict == "nothing found" and whole.answers == half.answers == 1
+    assert "240 of 480 completions have no known answer: what right answers explain is judged on the others" in str(
+        half
+    )
+    few = reward_report(_right_ones_are_longer(range(LEAST - 1), unknown))
+    assert few.verdict == "nothing found" and few.answers is None and "all are judged as if none had" in str(few)
+
+
+def test_a_report_says_when_no_completion_reads_as_right():
+    rows = [row | {"answer": "7"} for row in _right_ones_are_longer(())]
+    assert "None of the 480 completions with a known answer reads as right" in str(reward_report(rows))
+    assert "reads as right" not in str(reward_report(_right_ones_are_longer(range(60))))
 
 
 def test_few_groups_with_differing_rewards_are_too_few():

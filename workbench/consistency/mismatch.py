@@ -19,8 +19,8 @@ _ADVICE = {
     "batch shape": "The trainer gives other numbers in another batch: no setting of the sampler can remove that.",
     "padding": "Score with position ids: with_position_ids(model).",
     "tokens": "Train the ids that were sampled: text that is decoded and encoded again has others.",
-    "weights": "Sync the engine before it samples: attach_sampler_probe(trainer) proves it.",
     "dtype": "Sample and score in one dtype.",
+    "weights": "Sync the engine before it samples: attach_sampler_probe(trainer) proves it.",
     "temperature": "Divide the scored logits by the temperature of sampling (TRL: `temperature`).",
     "top-k": "Sample with top_k=0, or score within the same support: the trainer spreads mass over tokens never sampled.",
     "top-p": "Sample with top_p=1, or score within the same support: the trainer spreads mass over tokens never sampled.",
@@ -98,8 +98,8 @@ def mismatch_report(
     positions: str = "implicit",
     batch_size: int | None = None,
     temperature: float = 1.0,
-    top_k: int = 0,
-    top_p: float = 1.0,
+    top_k: int | None = 0,
+    top_p: float | None = 1.0,
     scored_temperature: float | None = None,
     sampler_dtype: str | None = None,
     sampler_model: Any = None,
@@ -107,7 +107,7 @@ def mismatch_report(
 ) -> MismatchReport:
     """Score a rollout as TRL does, then undo the causes of difference one by one until the sampler's numbers are left.
 
-    The order is: batch size, padding and positions, token ids, weights, dtype, temperature, top-k, top-p. What remains is the
+    The order is: batch size, padding and positions, token ids, dtype, weights, temperature, top-k, top-p. What remains is the
     sampler's own. To find which of several suspected settings explain a rollout, use `attribute_mismatch`.
 
     Args:
@@ -116,11 +116,12 @@ def mismatch_report(
         sampled_logprobs: N lists, the sampler's log-prob of each completion token; None or NaN where it gave none.
         positions: `implicit` as in TRL's GRPO and RLOO, `explicit` for a trainer that passes position ids.
         batch_size: rows the trainer scores at once; default all.
-        temperature, top_k, top_p: settings that the sampled log-probs include; top_k=0 and top_p=1 mean none. vLLM's
+        temperature, top_k, top_p: settings that the sampled log-probs include; top_k=0, top_p=1 and None mean none. vLLM's
             `raw_logprobs` include nothing: pass temperature=1.
         scored_temperature: temperature of the trainer; default that of the sampler, as in TRL.
-        sampler_dtype: dtype of the sampler, if it is not the model's.
-        sampler_model: model with the weights of the sampler, if they differ: an earlier checkpoint.
+        sampler_dtype: dtype of the sampler, if it is not the model's, nor that of `sampler_model`.
+        sampler_model: model with the weights of the sampler, if they differ: an earlier checkpoint. It is compared in the
+            sampler's dtype, and the model too, so that a checkpoint that was loaded in another one has no other weights.
         sampled_ids: N lists of the ids that the sampler drew, if the trainer trains other ids; equally many.
 
     Raises:
@@ -134,6 +135,10 @@ def mismatch_report(
     for name, given in (("temperature", temperature), ("scored_temperature", scored_temperature)):
         if given is not None and not 0 < given < float("inf"):
             raise ParameterError(f"{name}={given}: expected a positive number")
+    top_k, top_p = (
+        0 if top_k is None else top_k,
+        1.0 if top_p is None else top_p,
+    )  # transformers' and vLLM's words for none
     if not 0 < top_p <= 1:
         raise ParameterError(f"top_p={top_p}: expected a number above 0, at most 1 (1 = off)")
     if batch_size is not None and batch_size < 1:
@@ -143,8 +148,11 @@ def mismatch_report(
     if sampler_dtype is not None and sampler_dtype not in TOLERANCE:
         raise ParameterError(f"sampler_dtype={sampler_dtype!r}: expected one of {', '.join(TOLERANCE)}")
     dtype = computed_dtype(model)
-    older = sampler_model or model
-    sampler = older if sampler_dtype in (None, dtype) else cast_copy(older, sampler_dtype)
+    older = model if sampler_model is None else sampler_model
+    as_loaded = sampler_dtype is None or (sampler_model is not None and sampler_dtype == computed_dtype(older))
+    precision = _precision(older) if as_loaded else (str(sampler_dtype), str(sampler_dtype))
+    in_its_dtype = _of_precision(model, precision)
+    sampler = in_its_dtype if older is model else _of_precision(older, precision)
     temperatures = scored_temperature or temperature, temperature
     supports = functools.partial(_supports, temperatures=temperatures, top_k=max(top_k, 0), top_p=top_p)
     rollout, width = (prompt_ids, completion_ids), (max(map(len, prompt_ids)), max(lengths))
@@ -153,9 +161,9 @@ def mismatch_report(
     one_row = _score(model, rollout, supports, 1, positions, width)
     alone = _score(model, rollout, supports)
     of_drawn = alone if sampled_ids is None else _score(model, drawn, supports)
-    of_older = of_drawn if older is model else _score(older, drawn, supports)
-    as_sampled = of_older if sampler is older else _score(sampler, drawn, supports)
-    scores = [score[0] for score in (as_trained, one_row, alone, of_drawn, of_older)]
+    of_dtype = of_drawn if in_its_dtype is model else _score(in_its_dtype, drawn, supports)
+    as_sampled = of_dtype if sampler is in_its_dtype else _score(sampler, drawn, supports)
+    scores = [score[0] for score in (as_trained, one_row, alone, of_drawn, of_dtype)]
     steps = np.stack([*scores, *as_sampled[:4], sampled])
     if (broken := np.isnan(steps[:-1])).any():
         at = int(broken.any(axis=1).argmax())
@@ -168,6 +176,18 @@ def mismatch_report(
     scored = np.split(as_trained[0], np.cumsum(lengths)[:-1])
     ratios, outside_support = ratio_report(scored, sampled_logprobs), float(1 - as_sampled[4].mean())
     return MismatchReport(ratios, pd.DataFrame(parts.T, columns=PARTS), outside_support, dtype)
+
+
+def _precision(model: Any) -> tuple[str, str]:
+    """The dtype of a model's weights, and the one that it computes in."""
+    return str(next(model.parameters()).dtype).removeprefix("torch."), computed_dtype(model)
+
+
+def _of_precision(model: Any, precision: tuple[str, str]) -> Any:
+    """The model, or a copy of it in the dtype that is computed in; quantised weights stay what they are."""
+    own = _precision(model)
+    quantised = not {*own, *precision} <= {*TOLERANCE, "float64"}
+    return model if own == precision or quantised else cast_copy(model, precision[1])
 
 
 def _score(

@@ -108,7 +108,9 @@ def padding_report(
     """
     sequences = _tokenize(tokenizer, texts)
     own = str(next(model.parameters()).dtype).removeprefix("torch.")
-    dtypes = dtypes or _default_dtypes(model, own)
+    given = _default_dtypes(model, own) if dtypes is None or not len(dtypes) else dtypes
+    dtypes = [str(dtype).removeprefix("torch.") for dtype in ([given] if isinstance(given, str) else given)]
+    attentions = [attentions] if isinstance(attentions, str) else attentions
     if unknown := set(dtypes) - TOLERANCE.keys():
         raise ParameterError(f"dtypes={list(dtypes)}: {', '.join(unknown)} is none of {', '.join(TOLERANCE)}")
     dtypes = sorted(dtypes, key=list(TOLERANCE).index)

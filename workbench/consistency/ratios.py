@@ -168,7 +168,10 @@ def check_columns(**columns: Sequence) -> tuple[int, ...]:
 
 def flat_logprobs(name: str, logprobs: Sequence) -> np.ndarray:
     """The log-probs of all sequences one after another, NaN for None."""
-    flat = np.array([np.nan if value is None else float(value) for row in logprobs for value in row])
+    try:
+        flat = np.array([np.nan if value is None else float(value) for row in logprobs for value in row])
+    except TypeError as error:
+        raise ParameterError(f"{name}: {error}; expected a list of each sequence with one number a token") from error
     if (flat > 1e-3).any() or np.isinf(flat).any():
         raise ParameterError(f"{name} holds positive or infinite numbers: expected log-probs (nats), not probabilities")
     return flat

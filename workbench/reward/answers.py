@@ -3,6 +3,9 @@
 import re
 from typing import Any
 
+from pandas import isna
+from pandas.api.types import is_scalar
+
 _TAG = re.compile(r"</?answer>", re.IGNORECASE)
 _BRACE = re.compile(r"[{}]")
 _BOX = re.compile(r"\\(?:boxed|fbox)\s*\{")
@@ -52,12 +55,17 @@ def enclosed(tag: re.Pattern, text: str) -> list[str]:
 def marked_answer(text: str) -> str | None:
     r"""Return the answer that a text marks: the last `<answer>`, else the last `\boxed{}`, else what follows the last `####`.
 
+    Of a box within `<answer>` it is what the box holds.
+
     Example:
         >>> marked_answer("<think>41?</think><answer> 42 </answer>"), marked_answer("maybe 42")
         (' 42 ', None)
+        >>> marked_answer(r"<answer>It is $\boxed{42}$</answer>")
+        '42'
     """
     if tags := enclosed(_TAG, text):
-        return tags[-1]
+        box = boxed(tags[-1])
+        return tags[-1] if box is None else box
     if (box := boxed(text)) is not None:
         return box
     if "####" in text:
@@ -77,14 +85,14 @@ def plain(answer: str) -> str:
 
 
 def undressed(answer: str) -> str:
-    """Return what `plain` does, in the case that it has.
+    r"""Return what `plain` does, in the case that it has.
 
     Example:
-        >>> undressed("**Paris**.")
-        'Paris'
+        >>> undressed("**Paris**."), undressed(r"1{,}234\%")
+        ('Paris', '1234%')
     """
     text = _LATEX.sub(r"\1", answer).replace("\\!", "").replace("\\,", "").replace("\\$", "")
-    text = text.replace(_MINUS, "-")
+    text = text.replace(_MINUS, "-").replace("{,}", ",").replace("\\%", "%")
     text = " ".join(text.replace("$", " ").replace("**", " ").split()).strip().rstrip(".").strip()
     text = re.sub(r"(?<=\d),(?=\d{3}(?!\d))", "", text)
     if re.fullmatch(r"-?\d+\.0+", text):
@@ -125,8 +133,8 @@ def stated(answer: Any) -> list[str]:
 
 
 def known(answer: Any) -> bool:
-    """Return False for None and NaN."""
-    return answer is not None and not (isinstance(answer, float) and answer != answer)
+    """Return False for None, NaN and pandas' NA."""
+    return not (is_scalar(answer) and isna(answer))
 
 
 def final_answer(text: str) -> str:
@@ -149,18 +157,26 @@ def final_answer(text: str) -> str:
 
 
 def is_right(text: str, answer: Any) -> bool:
-    """Return True where the final answer of a completion, or all of it, is one of the right ones.
+    r"""Return True where the final answer of a completion, or all of it, is one of the right ones.
 
     Example:
         >>> is_right("<answer>1,234</answer>", 1234), is_right("42 or 43", "42"), is_right("The answer is (B).", "B")
         (True, False, True)
+        >>> is_right(r"<answer>\boxed{42\%}</answer>", "42"), is_right(r"\boxed{\text{(B)}}", "B")
+        (True, True)
     """
     right = wanted(answer)
-    if final_answer(text) in right or plain(text) in right:
+    final = final_answer(text)
+    if {final, final.removesuffix("%").rstrip(), plain(text)} & set(right) or _bare(final) in map(_bare, right):
         return True
     return marked_answer(text) is None and any(
         _behind_answer(plain(text), each) or _is_last_amount(plain(text), each) for each in right
     )
+
+
+def _bare(answer: str) -> str:
+    """The letter of `(b)`, of several to choose from; another answer as it is."""
+    return answer[1:-1] if re.fullmatch(r"\([a-z]\)", answer) else answer
 
 
 def _is_last_amount(text: str, answer: str) -> bool:

@@ -12,7 +12,7 @@ import numpy as np
 from ..errors import ParameterError
 from ..logs.completions import CUT, STOPPED
 from ..runs.own_code import load_own
-from .answers import boxed, contains_answer, enclosed, is_right, known
+from .answers import boxed, contains_answer, enclosed, is_right, wanted
 
 EXACT = "right answer"
 _WORD = re.compile(r"\w+")
@@ -40,6 +40,12 @@ class Feature:
     def name(self) -> str:
         """`exclamation_marks` -> `exclamation marks`."""
         return self.function.__name__.replace("_", " ")
+
+    @property
+    def asks_for(self) -> list[str]:
+        """The columns that the function names, besides the completion."""
+        parameters = list(inspect.signature(self.function).parameters.values())
+        return [parameter.name for parameter in parameters[1:] if parameter.kind is not parameter.VAR_KEYWORD]
 
     def __call__(self, completion: str, **row: Any) -> float:
         """Ask one completion; columns of its row that the function does not name go to its `**row`."""
@@ -109,7 +115,7 @@ def answer_box(completion: str, **row: Any) -> float:
 @feature
 def answer_anywhere(completion: str, answer: Any = None, **row: Any) -> float | None:
     """1 where the right answer stands anywhere in the text."""
-    if not known(answer):
+    if not wanted(answer):
         return None
     return float(contains_answer(completion, answer))
 
@@ -273,4 +279,4 @@ def measured(rows: Sequence[Mapping[str, Any]], features: Sequence[Feature]) -> 
 def right(rows: Sequence[Mapping[str, Any]]) -> np.ndarray:
     """1 for a completion whose final answer is right, 0 for another, (N,); NaN where no answer is recorded."""
     pairs = [(row["completion"], row.get("answer")) for row in rows]
-    return np.array([float(is_right(text, answer)) if known(answer) else np.nan for text, answer in pairs])
+    return np.array([float(is_right(text, answer)) if wanted(answer) else np.nan for text, answer in pairs])

@@ -13,12 +13,13 @@ from numpy.typing import ArrayLike
 
 from ..curves.stats import Interval, crossed_interval, one_seed, seed_interval, seeds_needed
 from ..errors import ParameterError
-from ..logs.rollouts import message_text
+from ..logs.rollouts import COLUMNS, message_text
 from .call import is_async, name_of, number, text_of
 from .explain import numbered
 from .features import FEATURES, Feature, answer_box, closed_tags, code_fences, feature, named
 
 RANDOM, SHUFFLED = "random", "shuffled"
+_ROUNDING = 1e-9  # share of a score
 
 
 @feature
@@ -80,16 +81,23 @@ class Placebo:
         elif known.any() and self.kind == SHUFFLED:
             paid[known] = _shuffled(real[known], _groups(columns, known, self.__name__), rng)
         elif known.any():
-            paid[known] = self._for_the_feature(real[known], known, texts, columns)
+            paid[known] = self._for_the_feature(real[known], known, completions, columns)
         return [None if np.isnan(value) else float(value) for value in paid]
 
-    def _for_the_feature(self, real: np.ndarray, known: np.ndarray, texts: list[str], columns: Mapping) -> np.ndarray:
+    def _for_the_feature(
+        self, real: np.ndarray, known: np.ndarray, completions: Sequence[Any], columns: Mapping
+    ) -> np.ndarray:
         """Return what the feature earns at the mean and the spread of the real rewards; the mean where all have it alike."""
         assert self.pays is not None
-        rows = [_row(columns, place, len(texts)) for place in range(len(texts))]
-        values = [self.pays(text, **row) for text, row in zip(texts, rows, strict=True)]
+        rows = [_row(columns, place, len(completions)) for place in range(len(completions))]
+        values = [self.pays(message_text(each), **row) for each, row in zip(completions, rows, strict=True)]
         chosen = np.array(values, float)[known]
         there = ~np.isnan(chosen)
+        if not there.any() and (missing := [name for name in self.pays.asks_for if name not in rows[0]]):
+            raise ParameterError(
+                f"placebo of {self.pays.name}: known of no completion, because the trainer passes no column "
+                f"{', '.join(missing)}, only {', '.join(rows[0])}; pass it, or take another feature"
+            )
         chosen = np.where(there, chosen, chosen[there].mean() if there.any() else 0.0)  # as `explain` takes it
         spread = chosen.std()
         scores = (chosen - chosen.mean()) / spread if spread > 0 else np.zeros(len(chosen))
@@ -150,13 +158,16 @@ def placebo(kind: str | Feature, *, sign: int = 1, seed: int = 0) -> Callable[[A
 
 
 def _row(columns: Mapping[str, Any], place: int, rows: int) -> dict[str, Any]:
-    """The columns of one completion, with its prompt as `prompt`."""
+    """The columns of one completion under the names that `reward_report` gives them."""
     own = {}
     for name, values in columns.items():
         if isinstance(values, list | tuple) and len(values) == rows:
             own["prompt" if name == "prompts" else name] = values[place]
     own["prompt"] = message_text(own.get("prompt", ""))
-    own.pop("completion_ids", None)
+    if "answer" not in own and (answer := next((name for name in COLUMNS["answer"] if name in own), None)):
+        own["answer"] = own[answer]
+    if (ids := own.pop("completion_ids", None)) is not None:
+        own.setdefault("tokens", len(ids))
     return own
 
 
@@ -259,6 +270,10 @@ def _interval(values: np.ndarray, seed: int) -> Interval:
         return crossed_interval(values)
     if len(values) == 1:
         return one_seed(float(values[0]))
+    # Coarse scores of few seeds may agree by chance: no spread is no certainty. Six on one side are rare (3%) without a cause.
+    if len(values) < 6 and np.ptp(values) <= _ROUNDING * np.abs(values).max():
+        about = f"{len(values)} seeds, all of them equal; how far another seed would be from them is unknown"
+        return Interval(float(values.mean()), np.nan, np.nan, 0.95, len(values), "", about)
     return seed_interval(values, np.random.default_rng(seed), statistic=np.mean)
 
 

@@ -273,7 +273,8 @@ def reward_report(source: Any, *, answers: Any = None, features: Sequence[Featur
 
     GRPO learns from differences within groups, the completions of one prompt at one step. The report names the features of a
     completion that explain these differences. Where right answers are known, it compares equally right completions only, so
-    that a feature which right completions merely have is not named. It names a feature if chance explains as much in at most
+    that a feature which right completions merely have is not named; completions without a known answer take no part in that.
+    It names a feature if chance explains as much in at most
     1% of cases, over all features together, and if the feature explains 5% or more; without known right answers 25% or more,
     since right completions differ from others in many features. A feature counts by a straight line: a reward for a length in
     the middle needs a feature of your own. What the workbench cannot read from a text, such as the result of a hidden test, may
@@ -322,8 +323,12 @@ def reward_report(source: Any, *, answers: Any = None, features: Sequence[Featur
     if number < LEAST:
         return RewardReport((), groups=number, answers=None, all=0.0, left=None, **counts)
 
-    values = measured(rows, every)
     exact = right(rows)
+    known = ~np.isnan(exact)
+    if not known[live].all() and len(np.unique(groups[live & known])) < LEAST:
+        rows, exact = [row | {"answer": None} for row in rows], np.full(len(rows), np.nan)
+    counts["damage"] += _of_answers(known, exact)
+    values = measured(rows, every)
     varies = [k for k in range(len(every)) if len(np.unique(values[live, k][~np.isnan(values[live, k])])) > 1]
     every, values = [every[k] for k in varies], values[:, varies]
     judged = judge(rewards, values, [each.name for each in every], groups, exact, rng)
@@ -365,7 +370,7 @@ def judge(
         values: (N, K), the features; NaN where one is not known.
         names: of the features, K.
         groups: (N,), numbers from 0 on.
-        exact: (N,), 1 for a right completion, 0 for a wrong one, NaN where it is not known.
+        exact: (N,), 1 for a right completion, 0 for a wrong one, NaN where it is not known: these are equally right with none.
         rng: deals rewards again.
         draws: how often.
     """
@@ -386,9 +391,11 @@ def judge(
         )
         return Judged(paid, groups, within.groups, None, within.all, None)
     strata = numbered(groups, np.where(known, exact, -1.0))
-    y = centred(rewards, groups)
-    beyond = explain(rewards, values, strata, rng, draws=draws, differences=float(y @ y))
-    through = _through(rewards, values, groups, strata)
+    # Of completions without a known answer nobody can say which are equally right.
+    judged = rewards[known], values[known], groups[known], numbered(strata[known])
+    y = centred(judged[0], judged[2])
+    beyond = explain(judged[0], judged[1], judged[3], rng, draws=draws, differences=float(y @ y))
+    through = _through(*judged)
     enough = beyond.groups >= LEAST
     signs = beyond.sign if enough else within.sign
     chances = beyond.p if enough else np.ones(len(names))
@@ -404,8 +411,21 @@ def judge(
         )
         for k, name in enumerate(names)
     )
-    answers = correlation(rewards, exact, groups, np.ones(len(rewards), bool)) ** 2
+    answers = correlation(judged[0], exact[known], judged[2], np.ones(len(y), bool)) ** 2
     return Judged(paid, strata, within.groups, answers, within.all, beyond.groups)
+
+
+def _of_answers(known: np.ndarray, exact: np.ndarray) -> tuple[str, ...]:
+    """What a reader has to know of the right answers, (N,) each: that some are not known, or that none was given."""
+    judged, says = ~np.isnan(exact), []
+    if known.any() and not known.all():
+        others = "what right answers explain is judged on the others"
+        how = others if judged.any() else "too few groups have one, so all are judged as if none had"
+        says.append(f"{(~known).sum():,} of {len(exact):,} completions have no known answer: {how}.")
+    if judged.any() and not (exact == 1).any():
+        unread = "If some are right in a form that is not read, what they have may be named"
+        says.append(f"None of the {judged.sum():,} completions with a known answer reads as right. {unread}.")
+    return tuple(says)
 
 
 def _target(table) -> tuple[np.ndarray, str]:
