@@ -4,7 +4,7 @@ import contextlib
 import copy
 import functools
 import inspect
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -245,6 +245,44 @@ def note_groups(record: StepRecord, functions: Iterable[Any], rows: list[dict], 
             record.notice("rewards", "cannot tell", f"{cause}, which a reward function may read", over=_UNDECIDED)
 
 
+def note_prompts(record: StepRecord, rows: Sequence[Mapping], ids: Sequence, size: int, environments: Any) -> None:
+    """Note groups of one prompt of the data whose rows ask the policy different things, and an environment of several rows.
+
+    Args:
+        rows, ids: of one generation: what the data have, and the prompts' tokens as the policy gets them.
+        environments: of the rows, or None. Their `reset` writes into the prompts.
+    """
+    if len({*map(id, environments or ())}) < len(environments or ()):
+        cause = "rows share one environment object: each is judged by what the last of them left in it"
+        record.notice(
+            "rewards", "cannot tell", f"{cause}; environment_factory should make one for each", over=_UNDECIDED
+        )
+    if len(ids) != len(rows) or len(rows) % size:
+        return
+    groups = [range(first, first + size) for first in range(0, len(rows), size)]
+    of_one = [g for g in groups if all(is_same(rows[i].get("prompt"), rows[g[0]].get("prompt")) for i in g)]
+    mixed = [g[0] // size for g in of_one if any(row_tokens(ids[i]) != row_tokens(ids[g[0]]) for i in g)]
+    if not mixed:
+        return
+    cause = f"groups {mixed[:5]} have one prompt in the data and several as the policy gets them"
+    if environments:
+        cause += ": reset() gives the rows of a group different tasks, and rewards are compared across tasks"
+        record.notice("rewards", "different", cause)
+    else:
+        record.notice("rewards", "cannot tell", f"{cause}: are they one task?", over=_UNDECIDED)
+
+
+def note_nan(record: StepRecord, functions: Sequence[Any], calls: Sequence[list[list]]) -> None:
+    """Note functions that return NaN, which TRL takes for None: a row that they do not judge."""
+    for function, own in zip(functions, calls, strict=True):
+        values = own[0] if len(own) == 1 else []
+        wrong = [i for i, value in enumerate(values) if isinstance(value, float | np.floating) and value != value]
+        if wrong:
+            cause = f"{name_of(function)} returns NaN for {len(wrong)} of {len(values)} rows, which TRL takes for None, a row "
+            cause += "that it does not judge: a mean of nothing? Return None where that is meant"
+            record.notice("rewards", "cannot tell", cause, over=_UNDECIDED)
+
+
 def _is_other_task(row: Mapping[str, Any], first: Mapping[str, Any], name: str) -> bool:
     """Say whether a row has the prompt of the first one of its group, and another value of a column."""
     return is_same(row.get("prompt"), first.get("prompt")) and not is_same(row.get(name), first.get(name))
@@ -284,7 +322,7 @@ def _bare(value: Any) -> Any:
 def is_same(a: Any, b: Any) -> bool:
     """Say whether two values of a column are equal: lists and tables by what they hold, arrays by their numbers."""
     with contextlib.suppress(ValueError, RuntimeError, TypeError):  # arrays raise when they are compared as a whole
-        if a is b or bool(a == b):
+        if a is b or bool(a == b) or (isinstance(a, float) and isinstance(b, float) and a != a and b != b):
             return True
     if isinstance(a, list | tuple) and isinstance(b, list | tuple):
         return len(a) == len(b) and all(map(is_same, a, b))

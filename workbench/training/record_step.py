@@ -33,7 +33,7 @@ from .processes import (
     own_part,
     whole,
 )
-from .record_rewards import Hearing, apart, heard, note_groups
+from .record_rewards import Hearing, apart, heard, is_same, note_groups, note_nan, note_prompts
 from .rows import eos_ids, policy_of, stops_of, tokenizer_of
 from .snapshot import Snapshot, host_copy, modules_restored, sums_of
 from .step_record import MicroBatch, StepRecord, row_tokens
@@ -589,8 +589,10 @@ class StepListener:
         self._scored: list[tuple] = []  # log-probs, entropies and what else there is, for the loss that is open
         self._asked: list[tuple] = []  # what policy or engine were asked in this turn, and what they sampled
         self._stepping = self._generating = False  # inside of `training_step`, of a generation
+        self._prompts: list | None = None  # of the rows of the data that the last generation took
         # A rollout function samples by itself, with the policy or the engine.
         self._rolls = getattr(trainer, "rollout_func", None) is not None
+        self._sampled = False  # by the policy's `generate`, in this generation
         around: dict[str, Callable] = {
             "training_step": self._around_step,
             "compute_loss": self._around_outer_loss,
@@ -610,12 +612,25 @@ class StepListener:
         for each in self._hooks:
             each()
 
-    def _around_step(self, original: Callable, *args: Any, **kwargs: Any):
-        self._stepping = True
+    def _around_step(self, original: Callable, model: Any, inputs: Any, *args: Any, **kwargs: Any):
+        self._stepping, before = True, len(self._record.outputs)
         try:
-            return original(*args, **kwargs)
+            result = original(model, inputs, *args, **kwargs)
         finally:
             self._stepping = False
+        if len(self._record.outputs) == before:
+            self._guarded(self._note_left_out, inputs)
+        return result
+
+    def _note_left_out(self, rows: Any) -> None:
+        """Note rows of the data for which nothing is sampled: TRL's sampler of the data repeats those that are in use."""
+        if self._prompts is None or not isinstance(rows, list) or not hasattr(self._trainer, "num_iterations"):
+            return
+        given = [row.get("prompt") for row in rows]
+        if not is_same(given, self._prompts):
+            cause = f"the data loader gives {len(given)} rows that nothing is sampled from, as the completions in use are of "
+            cause += "others; a `_get_train_sampler` has to repeat these (repeat_count=num_iterations * steps_per_generation)"
+            self._record.notice("batches", "different", cause)
 
     def _trains(self) -> bool:
         """Say whether a loss is one to take down: of a training, also where something has put the policy in evaluation."""
@@ -665,7 +680,7 @@ class StepListener:
             if not record.micro_batches:  # else this step has begun with rows of the generation before
                 record.forget_generation()
             record.stale = False
-        rows, before = apart(inputs) if record.open else inputs, counts_of(record)
+        rows, before, sampled = apart(inputs) if record.open else inputs, counts_of(record), len(record.generated)
         self._generating = True
         try:
             result = original(inputs)
@@ -673,6 +688,10 @@ class StepListener:
             self._generating = False
         if record.open:
             record.inputs.extend(rows)
+            self._prompts = [row.get("prompt") for row in rows]
+            if hasattr(self._trainer, "environments") and len(record.generated) == sampled + 1:
+                ids, size = record.generated[-1][0], self._trainer.num_generations
+                self._guarded(note_prompts, record, rows, ids, size, self._trainer.environments)
             if functions := getattr(self._trainer, "reward_funcs", None):  # a distillation has none
                 self._guarded(note_groups, record, functions, rows, self._trainer.num_generations)
             record.outputs.append(copied(result))
@@ -708,22 +727,31 @@ class StepListener:
             noting = [heard(*each, hearing, stack) for each in zip(trainer.reward_funcs, calls, strict=True)]
             stack.enter_context(mock.patch.object(trainer, "reward_funcs", noting))
             result = original(*args, **kwargs)
+        self._guarded(note_nan, record, trainer.reward_funcs, calls)
         # A function that is not called once for all rows gives a call that fits no table.
         record.scored.extend(own_calls[0] if len(own_calls) == 1 else [] for own_calls in calls)
         record.rewards.append(result.detach().clone())
         return result
 
     def _around_generate(self, original: Callable, *args: Any, **kwargs: Any):
-        policy = policy_of(self._trainer)
+        policy, self._sampled = policy_of(self._trainer), False
         off = hook(policy, "generate", self._around_policy) if hasattr(policy, "generate") else lambda: None
         try:
             result = original(*args, **kwargs)
         finally:
             off()
+        if self._record.open and not (self._sampled or self._has_sampler()):
+            cause = "the policy's own generate is not called: does what samples have its weights, in later steps too?"
+            self._record.notice("sampling", "cannot tell", cause, over=("same", "rounding", "cannot tell"))
         if self._record.open:
             # Copies: a reward function may write into the ids that it gets.
             self._record.generated.append(tuple(_own_rows(part) for part in result))
         return result
+
+    def _has_sampler(self) -> bool:
+        """Say whether TRL samples by something else than the policy's `generate`."""
+        args = self._trainer.args
+        return args.use_vllm or self._rolls or getattr(args, "use_transformers_continuous_batching", False)
 
     def _around_turn(self, original: Callable, prompt_ids: Any, *args: Any, **kwargs: Any):
         self._asked.clear()
@@ -748,6 +776,7 @@ class StepListener:
             self._note_turn(*zip(*pairs, strict=True))
 
     def _around_policy(self, original: Callable, *args: Any, **kwargs: Any):
+        self._sampled = True
         if self._record.open:
             self._guarded(self._note_random_state)
             self._guarded(self._note_options, kwargs)

@@ -208,12 +208,7 @@ class StepCheck(LiveCallback):
 
     def _amend(self, step: int, cause: str) -> None:
         """Say of an update that was checked what its optimizer's step, or a callback after it, made of it."""
-        report = self.reports[step]
-        stages = [
-            replace(stage, verdict="different", cause=f"{cause}; {stage.cause}") if stage.name == "update" else stage
-            for stage in report.stages
-        ]
-        self.reports[step] = replace(report, stages=stages).with_meant(self._meant)
+        self.reports[step] = _said(self.reports[step], "update", "different", cause).with_meant(self._meant)
         self._say(step)
 
     def on_step_begin(self, args: Any, state: Any, control: Any, **_: Any):
@@ -265,6 +260,7 @@ class StepCheck(LiveCallback):
 
     def _check(self, step: int, samples: str) -> None:
         self._changed(step)  # notes the weights at first
+        left = np.any(self._sums("grad"))  # `train()` adds to them; the check begins without
         if samples == "reused":
             known = self._generated, self._taken_before()
             report = check_reused_step(self._trainer, self._batch, *self._sampled, self._meant, *known)
@@ -272,14 +268,14 @@ class StepCheck(LiveCallback):
             report = check_new_step(self._trainer, self._batch, step, self._meant, self._drawn)
         else:
             report = check_any_step(self._trainer, self._batch).with_meant(self._meant)
+        if left:
+            cause = "gradients are there before the update, and train() adds its own to them: a callback or method has called "
+            report = _said(report, "gradient", "different", f"{cause}backward and not zero_grad").with_meant(
+                self._meant
+            )
         if changed := self._changed(step):
-            stages = [
-                replace(stage, verdict="cannot tell", cause=f"{changed[stage.name]}; {stage.cause}")
-                if stage.name in changed and stage.verdict in ("same", "rounding")
-                else stage
-                for stage in report.stages
-            ]
-            report = replace(report, stages=stages)
+            for name in (stage.name for stage in report.stages if stage.verdict in ("same", "rounding")):
+                report = _said(report, name, "cannot tell", changed[name]) if name in changed else report
         if samples == "new":
             self._sampled = step, report
         self.reports[step] = report
@@ -297,6 +293,15 @@ class StepCheck(LiveCallback):
             if report.advice:
                 advice += f". And: {report.advice}"
             self._tell(f"{where}: step-check: {report.first.name} is different: {report.first.cause}. Do: {advice}")
+
+
+def _said(report: StepReport, name: str, verdict: str, cause: str) -> StepReport:
+    """The report with another verdict on a stage, for a cause that stands before the one that it has."""
+    stages = [
+        replace(stage, verdict=verdict, cause=f"{cause}; {stage.cause}") if stage.name == name else stage
+        for stage in report.stages
+    ]
+    return replace(report, stages=stages)
 
 
 def _raised(error: Exception) -> None:

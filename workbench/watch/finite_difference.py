@@ -142,7 +142,7 @@ class _Probe:
         self.step_size = _MOVED * total / max(sum(norms), 1e-30)
         self.held_back = False
         self.before = {name: p.detach().to("cpu", copy=True) for name, p in trained.items()}
-        self.pad_rows = {name: index for name, p in trained.items() for index in pad_rows_of(policy, p)}
+        self.pads = {name: pad_places_of(policy, p) for name, p in trained.items()}
 
     def verdict(self) -> Moved:
         names = [*self.trained]
@@ -210,8 +210,8 @@ class _Probe:
     def _direction(self, name: str, weights: torch.Tensor) -> torch.Tensor:
         """v in one tensor."""
         v = self._whole_direction(name, weights)
-        if name in self.pad_rows:
-            v[self.pad_rows[name]] = 0
+        for place in self.pads[name]:
+            v[place] = 0
         return v
 
     def _whole_direction(self, name: str, weights: torch.Tensor) -> torch.Tensor:
@@ -276,13 +276,26 @@ def norms_held(model: torch.nn.Module, score: Callable[[], Any]) -> Iterator[Non
         yield
 
 
-def pad_rows_of(model: torch.nn.Module, parameter: torch.nn.Parameter) -> list[int]:
-    """The row of an embedding that gets no gradient as an input, because torch takes it for that of a pad.
+def pad_places_of(model: torch.nn.Module, parameter: torch.nn.Parameter) -> list[tuple]:
+    """Where an embedding gets no gradient as an input, because torch takes it for that of a pad: an index of the parameter.
 
-    A model whose pad is its EOS reads that row wherever a turn ended, so the loss moves with it.
+    A model whose pad is its EOS reads that row wherever a turn ended, so the loss moves with it. PEFT passes the pad on to its
+    own tables: the first one of a LoRA has a column for each token, that of single tokens a row for each of them.
     """
-    tables = [module for module in model.modules() if isinstance(module, torch.nn.Embedding)]
-    return [t.padding_idx for t in tables if t.weight is parameter and t.padding_idx is not None]
+    places: list[tuple] = []
+    for module in model.modules():
+        table = getattr(module, "base_layer", module)
+        if not isinstance(table, torch.nn.Embedding) or table.padding_idx is None:
+            continue
+        if table.weight is parameter:
+            places.append((table.padding_idx,))
+        if any(each is parameter for each in getattr(module, "lora_embedding_A", {}).values()):
+            places.append((slice(None), table.padding_idx))
+        for adapter, delta in getattr(module, "trainable_tokens_delta", {}).items():
+            tokens = list(module.token_indices[adapter])
+            if delta is parameter and table.padding_idx in tokens:
+                places.append((tokens.index(table.padding_idx),))
+    return places
 
 
 def _tables(micro: MicroBatch, loss: Loss, scale: float) -> tuple[torch.Tensor, torch.Tensor | None]:

@@ -1,0 +1,176 @@
+"""What a sceptic put past the data, rewards and later updates of a step, and healthy settings that were named."""
+
+import random
+
+import numpy as np
+import pytest
+import torch
+import trl
+from configuration_models import TOPICS, TWO_TURNS, Library, in_library
+from configuration_runs import build
+from datasets import Dataset
+from peft import LoraConfig, get_peft_model
+from step_cases import PROMPTS, length, make
+from transformers import AutoModelForCausalLM, AutoTokenizer, TrainerCallback
+from trl.trainer.utils import RepeatSampler
+
+from workbench import check_step
+from workbench.experiments.recipes import resolve_model
+from workbench.watch.attach import StepCheck
+from workbench.watch.finite_difference import pad_places_of
+
+pytestmark = pytest.mark.slow
+
+
+def near(completions, tolerance, **_):
+    return [
+        len(text) / 10 + (0.0 if limit != limit else limit) for text, limit in zip(completions, tolerance, strict=True)
+    ]
+
+
+def test_a_column_of_nan_is_no_other_task(tmp_path):
+    trainer = make(tmp_path, funcs=[near])
+    trainer.train_dataset = Dataset.from_dict(
+        {"prompt": PROMPTS, "tolerance": [float("nan"), 0.1] * (len(PROMPTS) // 2)}
+    )
+    rewards = check_step(trainer)["rewards"]
+    assert rewards.verdict == "same", rewards
+
+
+def test_a_reward_of_nan_is_asked_about(tmp_path):
+    def mean_of_numbers(completions, **_):
+        return [1.0 if row % 4 else float(np.float32("nan")) for row in range(len(completions))]
+
+    def none(completions, **_):
+        return [1.0 if row % 4 else None for row in range(len(completions))]
+
+    rewards = check_step(make(tmp_path, funcs=[length, mean_of_numbers]))["rewards"]
+    assert rewards.verdict == "cannot tell" and "mean_of_numbers returns NaN for 2 of 8 rows" in rewards.cause, rewards
+    assert check_step(make(tmp_path, funcs=[length, none]))["rewards"].verdict == "same"
+
+
+class Curriculum(trl.GRPOTrainer):
+    """A sampler of the data in their order, which forgets that each batch of prompts is taken several times."""
+
+    def _get_train_sampler(self, dataset=None):
+        size = self.args.generation_batch_size // self.num_generations
+        return RepeatSampler(self.train_dataset, self.num_generations, size, repeat_count=1, shuffle=False)
+
+
+@pytest.mark.parametrize("cls, verdict", [(Curriculum, "different"), (trl.GRPOTrainer, "same")])
+def test_prompts_that_nobody_samples_are_named(cls, verdict, tmp_path):
+    trainer = make(tmp_path, cls, gradient_accumulation_steps=2, per_device_train_batch_size=4)
+    trainer.train_dataset = Dataset.from_dict({"prompt": [f"{prompt} {n}" for n in range(4) for prompt in PROMPTS]})
+    batches = check_step(trainer)["batches"]
+    assert batches.verdict == verdict and ("nothing is sampled from" in batches.cause) is (verdict == "different"), (
+        batches
+    )
+
+
+class SamplesElsewhere(trl.GRPOTrainer):
+    """Sampling with a copy of the policy that nobody keeps up to date."""
+
+    def _generate_single_turn(self, *args, **kwargs):
+        own, self.model_wrapped = self.model_wrapped, AutoModelForCausalLM.from_pretrained(resolve_model("starter"))
+        try:
+            return super()._generate_single_turn(*args, **kwargs)
+        finally:
+            self.model_wrapped = own
+
+
+def test_a_sampler_that_is_not_the_policy_is_asked_about(tmp_path):
+    sampling = check_step(make(tmp_path, SamplesElsewhere))["sampling"]
+    assert sampling.verdict == "cannot tell" and "the policy's own generate is not called" in sampling.cause, sampling
+
+
+class OfItsOwn(Library):
+    def reset(self, **_):
+        self.topic, self.asked = random.choice(TOPICS), []
+        return f"What is {self.topic}?"
+
+
+def test_an_environment_that_mixes_tasks_in_a_group_is_named():
+    random.seed(1)
+    rewards = check_step(build("stock", "GRPO", TWO_TURNS, **in_library(factory=OfItsOwn)))["rewards"]
+    assert rewards.verdict == "different" and "reset() gives the rows of a group different tasks" in rewards.cause, (
+        rewards
+    )
+
+
+def test_one_environment_for_all_rows_is_asked_about():
+    one = Library()
+    rewards = check_step(build("stock", "GRPO", TWO_TURNS, **in_library(factory=lambda: one)))["rewards"]
+    assert rewards.verdict == "cannot tell" and "rows share one environment object" in rewards.cause, rewards
+
+
+def test_lora_on_an_embedding_with_a_pad_that_is_eos(tmp_path):
+    path = resolve_model("starter")
+    model, tokenizer = (
+        AutoModelForCausalLM.from_pretrained(path),
+        AutoTokenizer.from_pretrained(path, padding_side="left"),
+    )
+    tokenizer.pad_token = tokenizer.eos_token
+    model.get_input_embeddings().padding_idx = tokenizer.eos_token_id  # as of a config whose pad_token_id is EOS
+    lora = LoraConfig(r=4, target_modules=["embed_tokens", "q_proj", "v_proj"], task_type="CAUSAL_LM")
+    trainer = make(tmp_path, model=model, learning_rate=1e-3, more={"peft_config": lora, "processing_class": tokenizer})
+    trainer.train_dataset = Dataset.from_dict({"prompt": [f"Hello{tokenizer.eos_token}{prompt}" for prompt in PROMPTS]})
+    gradient = check_step(trainer)["gradient"]
+    assert gradient.verdict == "same", gradient
+
+
+@pytest.mark.parametrize(
+    "fields, table",
+    [
+        ({"target_modules": ["embed_tokens"], "init_lora_weights": False}, "lora_embedding_A"),
+        ({"target_modules": ["q_proj"], "trainable_token_indices": [5, 1]}, "trainable_tokens_delta"),
+    ],
+)
+def test_a_pad_gets_no_gradient_where_it_is_said(fields, table):
+    model = AutoModelForCausalLM.from_pretrained(resolve_model("starter"), tie_word_embeddings=False)
+    model.get_input_embeddings().padding_idx = 1
+    policy = get_peft_model(model, LoraConfig(r=4, task_type="CAUSAL_LM", **fields))
+    ids = torch.tensor([[5, 1, 7, 1, 9]])
+    policy(input_ids=ids, labels=ids).loss.backward()
+    found = {name: (p, places) for name, p in policy.named_parameters() if (places := pad_places_of(policy, p))}
+    ((parameter, places),) = [each for name, each in found.items() if table in name]
+    (place,) = places
+    assert not parameter.grad[place].any() and parameter.grad.any()
+
+
+class DropsEqual(trl.GRPOTrainer):
+    """Rows without an advantage leave the loss, and with them their KL and their tokens."""
+
+    def _compute_loss(self, model, inputs):
+        kept = (inputs["advantages"] != 0)[:, None].expand_as(inputs["completion_mask"])
+        return super()._compute_loss(model, inputs | {"tool_mask": kept.int()})
+
+
+@pytest.mark.parametrize("cls, verdict", [(DropsEqual, "different"), (trl.GRPOTrainer, "same")])
+def test_a_loss_without_the_rows_of_equal_rewards_is_named(cls, verdict, tmp_path):
+    loss = check_step(make(tmp_path, cls, beta=0.1, loss_type="grpo"))["loss"]
+    assert loss.verdict == verdict, loss
+
+
+class LeavesGradients(TrainerCallback):
+    """A gradient of its own at the end of a step, which the next update takes too."""
+
+    def __init__(self, clears: bool):
+        self.clears = clears
+
+    def on_step_end(self, args, state, control, model=None, **_):
+        ids = torch.arange(5, 12)[None]
+        model(input_ids=ids, labels=ids).loss.backward()
+        if self.clears:
+            model.zero_grad()
+
+
+@pytest.mark.parametrize("clears", [False, True])
+def test_gradients_that_a_callback_leaves_are_named(clears, tmp_path):
+    told = []
+    trainer = make(tmp_path, max_steps=2, more={"callbacks": [LeavesGradients(clears)]})
+    check = StepCheck(trainer, 1, tell=told.append)
+    trainer.train()
+    assert [check.reports[step]["gradient"].verdict for step in (1, 2)] == ["same", "same" if clears else "different"]
+    assert ["step 2: step-check: gradient is different: gradients are there before" in line for line in told] == [
+        True
+    ] * (not clears)
