@@ -174,3 +174,31 @@ def test_gradients_that_a_callback_leaves_are_named(clears, tmp_path):
     assert ["step 2: step-check: gradient is different: gradients are there before" in line for line in told] == [
         True
     ] * (not clears)
+
+
+class AnnealsTheSampler(TrainerCallback):
+    """Another temperature for the samples from the first update on, and none for the log-probs."""
+
+    trainer: trl.GRPOTrainer
+
+    def on_step_end(self, args, state, control, **_):
+        self.trainer.generation_config.temperature = 0.6
+
+
+def test_a_temperature_of_the_sampler_alone_is_of_sampling(tmp_path):
+    anneals = AnnealsTheSampler()
+    trainer = anneals.trainer = make(tmp_path, max_steps=2, more={"callbacks": [anneals]})
+    check = StepCheck(trainer, 1, tell=lambda line: None)
+    trainer.train()
+    second = check.reports[2]
+    assert (second["log-probs"].verdict, second["gradient"].verdict) == ("same", "same"), second
+    assert (
+        second["sampling"].verdict != "same"
+        and "args.temperature is 1.0, the trainer has 0.6" in second["sampling"].cause
+    )
+
+
+@pytest.mark.parametrize("epsilon_high, said", [(None, True), (5.0, False)])
+def test_a_limit_of_cispo_below_every_ratio_is_said(epsilon_high, said, tmp_path):
+    loss = check_step(make(tmp_path, loss_type="cispo", epsilon_high=epsilon_high))["loss"]
+    assert loss.verdict == "same" and ("limits every ratio to epsilon_high=0.2" in loss.cause) is said, loss

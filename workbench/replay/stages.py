@@ -547,10 +547,19 @@ def check_loss(step: Step, losses: Sequence[Loss | None]) -> Stage:
     if not router.any() and _scored_in_float32(step):
         step = dataclasses.replace(step, dtype="float32")
     stage = compared("loss", step, used, expected, cause, size, "micro-batches")
-    if not router.any():
-        return stage
-    said = f"without the auxiliary loss of the router, which adds {router.sum() / len(router):.3g}"
-    return dataclasses.replace(stage, cause=f"{stage.cause}, {said}" if stage.cause else said)
+    said = [stage.cause]
+    if router.any():
+        said.append(f"without the auxiliary loss of the router, which adds {router.sum() / len(router):.3g}")
+    if step.settings.get("loss_type") == "cispo" and (limit := _upper_limit(step)) < 1:
+        of_all = f"cispo limits every ratio to epsilon_high={limit:g}, also one of 1, so that none weighs a token"
+        said.append(f"{of_all}: TRL's default is of the other losses, 5 is usual here")
+    return dataclasses.replace(stage, cause=", ".join(filter(None, said)))
+
+
+def _upper_limit(step: Step) -> float:
+    """The upper limit of ratios, by the settings."""
+    s = step.loss_settings()
+    return float(s.epsilon if s.epsilon_high is None else s.epsilon_high)
 
 
 def _scored_in_float32(step: Step) -> bool:

@@ -59,6 +59,10 @@ def step_of(trainer: Any, kind: str, record: StepRecord) -> Step:
         settings |= {"loss_type": "gmpo"} | unread
     if begun:  # a callback may have changed the trainer, which then does what it should
         settings |= {name: of_trainer for name, (_, of_trainer) in deviations.items()}
+        if "temperature" in deviations and getattr(trainer, "temperature", None) == args.temperature:
+            # The sampler's alone: log-probs are still taken at the other one.
+            own = dict(getattr(args, "generation_kwargs", None) or {}) | {"temperature": settings["temperature"]}
+            settings |= {"temperature": args.temperature, "generation_kwargs": own}
     rows = list(_sampled_rows(trainer, record))
     own_counts = [len(table) // trainer.accelerator.num_processes for table in record.rewards]
     functions = len(trainer.reward_funcs)
@@ -312,6 +316,10 @@ def distillation_step_of(trainer: Any, record: DistillationRecord) -> Step:
     settings = vars(args) | {"num_generations": 1, "gradient_accumulation_steps": len(record.micro_batches)}
     if begun:
         settings |= {name: of_trainer for name, (_, of_trainer) in deviations.items()}
+        if "temperature" in deviations and getattr(trainer, "temperature", None) == args.temperature:
+            # The sampler's alone: log-probs are still taken at the other one.
+            own = dict(getattr(args, "generation_kwargs", None) or {}) | {"temperature": settings["temperature"]}
+            settings |= {"temperature": args.temperature, "generation_kwargs": own}
     calls: list = record.calls
     if len(calls) != len(record.micro_batches):  # the divergence is another than TRL's
         calls = [None] * len(record.micro_batches)
