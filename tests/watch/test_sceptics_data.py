@@ -14,6 +14,7 @@ from step_cases import PROMPTS, length, make
 from transformers import AutoModelForCausalLM, AutoTokenizer, TrainerCallback
 from trl.trainer.utils import RepeatSampler
 
+from benchmarks.faults import with_stops
 from workbench import check_step
 from workbench.experiments.recipes import resolve_model
 from workbench.watch.attach import StepCheck
@@ -148,6 +149,22 @@ class DropsEqual(trl.GRPOTrainer):
 @pytest.mark.parametrize("cls, verdict", [(DropsEqual, "different"), (trl.GRPOTrainer, "same")])
 def test_a_loss_without_the_rows_of_equal_rewards_is_named(cls, verdict, tmp_path):
     loss = check_step(make(tmp_path, cls, beta=0.1, loss_type="grpo"))["loss"]
+    assert loss.verdict == verdict, loss
+
+
+class DividesByNothing(trl.GRPOTrainer):
+    """The loss of `grpo`, whose mean of a row without a token is not a number."""
+
+    def _compute_loss(self, model, inputs):
+        empty = inputs["completion_mask"].sum(1) == 0
+        return super()._compute_loss(model, inputs) + (float("nan") if empty.any() else 0.0)
+
+
+@pytest.mark.parametrize("cls, verdict", [(DividesByNothing, "different"), (trl.GRPOTrainer, "same")])
+def test_a_loss_that_fails_on_a_masked_row_is_named(cls, verdict, tmp_path):
+    fields = {"mask_truncated_completions": True, "loss_type": "grpo", "max_completion_length": 64}
+    trainer = make(tmp_path, cls, model=with_stops(), **fields)  # whose completions all stop
+    loss = check_step(trainer)["loss"]
     assert loss.verdict == verdict, loss
 
 

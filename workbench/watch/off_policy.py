@@ -93,7 +93,7 @@ def _ask(trainer: Any, step: Step, micro_batches: Sequence[MicroBatch], number: 
     """The answers to one question for each micro-batch; the first of them is the trainer's micro-batch number `first`."""
     answers, tokens = [], list[float]()
     if number % 2 and _may_be_cut(step, micro_batches):
-        micro_batches, tokens = _cut(micro_batches, number)
+        micro_batches, tokens = _cut(micro_batches, number, bool(step.settings.get("mask_truncated_completions")))
     for place, micro in enumerate(micro_batches):
         trainer._step = first + place  # a loss may treat one of them otherwise
         inputs, coefficient = moved_inputs(step, micro, number, place), adapted_coefficient(trainer)
@@ -116,13 +116,19 @@ def _may_be_cut(step: Step, micro_batches: Sequence[MicroBatch]) -> bool:
     return float(items) == sum(float(loss_mask_of(micro.inputs).sum()) for micro in micro_batches)
 
 
-def _cut(micro_batches: Sequence[MicroBatch], number: int) -> tuple[list[MicroBatch], list[float]]:
-    """The micro-batches with rows that end earlier, each at a length of its own, and the tokens that are left in the loss."""
+def _cut(micro_batches: Sequence[MicroBatch], number: int, may_be_masked: bool) -> tuple[list[MicroBatch], list[float]]:
+    """The micro-batches with rows that end earlier, each at a length of its own, and the tokens that are left in the loss.
+
+    Args:
+        may_be_masked: one row of several has no token in the loss, as where truncated completions are masked.
+    """
     rng, cut = np.random.default_rng([number, 7]), []
     for micro in micro_batches:
         mask = micro.inputs["completion_mask"]
         lengths = mask.sum(1)
         ends = [int(rng.integers(1, n + 1)) if n else 0 for n in lengths.tolist()]
+        if may_be_masked and len(ends) > 2:
+            ends[number % len(ends)] = 0
         kept = mask.cumsum(1) <= torch.tensor(ends, device=mask.device)[:, None]
         cut.append(replace(micro, inputs=dict(micro.inputs) | {"completion_mask": mask * kept.to(mask.dtype)}))
     items = torch.stack([loss_mask_of(micro.inputs).sum() for micro in cut]).sum()
