@@ -274,11 +274,11 @@ def reward_report(source: Any, *, answers: Any = None, features: Sequence[Featur
     GRPO learns from differences within groups, the completions of one prompt at one step. The report names the features of a
     completion that explain these differences. Where right answers are known, it compares equally right completions only, so
     that a feature which right completions merely have is not named; completions without a known answer take no part in that.
-    It names a feature if chance explains as much in at most
-    1% of cases, over all features together, and if the feature explains 5% or more; without known right answers 25% or more,
-    since right completions differ from others in many features. A feature counts by a straight line: a reward for a length in
-    the middle needs a feature of your own. What the workbench cannot read from a text, such as the result of a hidden test, may
-    be behind a named feature too, so read the three completions.
+    It names a feature if chance explains as much in at most 1% of cases, over all features together, and if the feature
+    explains 5% or more; without known right answers 25% or more, since right completions differ from others in many features.
+    A feature counts by a straight line: a reward for a length in the middle needs a feature of your own. What the workbench
+    cannot read from a text, such as the result of a hidden test, may be behind a named feature too, so read the three
+    completions.
 
     Args:
         source: a training's folder or file (the workbench's, TRL's `completions/`, verl's or prime-rl's rollouts), a run, or
