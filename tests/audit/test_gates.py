@@ -6,6 +6,8 @@ import re
 import shutil
 import subprocess
 import sys
+from dataclasses import replace
+from types import SimpleNamespace
 
 import jsonschema
 import pytest
@@ -14,8 +16,9 @@ from conftest import ROOT, call, daily
 
 from workbench.audit.check import RULES
 from workbench.audit.finding import found
-from workbench.audit.follow import follow, is_alive
+from workbench.audit.follow import _report_new, follow, is_alive
 from workbench.audit.rule import rule
+from workbench.audit.rules_gradient import zero_gradient
 from workbench.errors import ParameterError
 
 SICK = ROOT / "data" / "audit" / "masked_stops"
@@ -184,6 +187,23 @@ def test_watch_ends_at_a_problem_and_not_before(tmp_path, capsys):
     out, err = capsys.readouterr()
     assert "waiting for steps" in err and growing.parts
     assert "problem zero-gradient (equal-rewards): " in out and "Do: " in out
+
+
+def test_what_follows_from_another_finding_is_shown_once_it_does_not(capsys):
+    problem = replace(found("problem", "Dead.", "Mend it.", cause="equal-rewards"), by=zero_gradient)
+    before, believed, printed = {}, set(), set()
+
+    def report(steps, **more):
+        return SimpleNamespace(runs=[SimpleNamespace(run="r", steps=steps, findings=[replace(problem, **more)])])
+
+    for steps in (25, 30):
+        before = _report_new(report(steps, follows_from="true-clipping"), before, believed, printed)
+    assert believed and not printed and capsys.readouterr().out == ""
+    _report_new(report(30, follows_from="true-clipping"), before, believed, set(), "problem")  # before an end with 1
+    assert "problem zero-gradient (equal-rewards): Dead." in capsys.readouterr().out
+    for steps in (35, 40):
+        before = _report_new(report(steps), before, believed, printed)
+    assert capsys.readouterr().out.count("Dead.") == 1
 
 
 def test_watch_goes_on_over_a_problem_of_few_steps(tmp_path, capsys):

@@ -15,7 +15,7 @@ from workbench.audit.report import audit_run
 from workbench.audit.rules_data import log_damage
 from workbench.audit.rules_ends import never_stops
 from workbench.audit.rules_gradient import equal_groups, false_zero_std, wasted_groups, zero_gradient
-from workbench.audit.rules_learning import no_learning, spikes
+from workbench.audit.rules_learning import kl_runaway, no_learning, spikes
 from workbench.audit.rules_reward import dead_rewards
 from workbench.audit.rules_sampler import lost_to_correction
 from workbench.errors import ParameterError
@@ -318,13 +318,12 @@ def test_a_share_refuted_by_zero_gradients_is_false_with_a_cause():
     assert (findings["zero-gradient"].cause, findings["copies"].verdict) == ("equal-rewards", "cannot tell")
 
 
-def test_with_all_gradients_0_settings_or_spread_name_the_share():
+def test_with_all_gradients_0_settings_name_the_share():
     dead = of_the_batch()
     dead.steps["grad_norm"] = 0.0
     assert {f.rule: f.verdict for f in check(dead)}["false-zero-std"] == "cannot tell"
-    for known in ({"scale_rewards": "batch"}, {"reward_std_of_batch": True}):
-        findings = {f.rule: f for f in check(dataclasses.replace(dead, facts=known))}
-        assert findings["false-zero-std"].verdict == "found" and findings["zero-gradient"].cause == "equal-rewards"
+    findings = {f.rule: f for f in check(dataclasses.replace(dead, facts={"scale_rewards": "batch"}))}
+    assert findings["false-zero-std"].verdict == "found" and findings["zero-gradient"].cause == "equal-rewards"
 
 
 def test_settings_alone_refute_it_and_only_a_share_of_1_is_used():
@@ -472,3 +471,49 @@ def test_masked_steps_ask_first_whether_rows_were_cut():
     masked = log(reward=flat, grad_norm=EVERY_OTHER, clipped_ratio=1 - EVERY_OTHER, zero_std_share=0.0)
     found = zero_gradient(masked)
     assert found.cause == "masked" and found.advice.startswith("If they were really cut, raise max_completion_length.")
+
+
+# --- what a second reader found -----------------------------------------------------------------------------------------
+
+
+def test_a_learning_rate_printed_with_five_decimals_may_be_small():
+    share = np.linspace(0, 1, 60)
+    norm, loss = (1.2 + 0.1 * share).round(5), np.tile([0.00001, 0.00113, 0.00237], 20)
+    printed = log(reward=np.tile([0.33333, 0.66667], 30), grad_norm=norm, learning_rate=0.0, loss=loss)
+    assert problems(printed) == []
+
+
+def test_a_count_of_groups_whose_number_nobody_says_is_no_share(tmp_path):
+    rows = [
+        {"step": n, "critic/score/mean": 0.5, "batch/solve_none": 60 + n % 3, "batch/solve_all": 58}
+        for n in range(1, 40)
+    ]
+    (tmp_path / "log.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    made = read(tmp_path / "log.jsonl")
+    assert made.logged("zero_std_share") is None and problems(made) == []
+    for row in rows:
+        row["batch/solve_partial"] = 256 - row["batch/solve_none"] - row["batch/solve_all"]
+    (tmp_path / "log.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    assert read(tmp_path / "log.jsonl").logged("zero_std_share").mean() == pytest.approx(119 / 256, abs=0.01)
+
+
+@pytest.mark.parametrize("times", [1, 2])
+def test_a_generation_that_is_trained_twice_counts_as_once(times):
+    """Every second line has no reward where a generation is trained twice."""
+    steps, rng = 1500 * times, np.random.default_rng(0)
+    there = np.arange(steps) % times == 0
+    reward = np.where(there, 0.5 - 0.0134 * np.linspace(0, 1, steps) + 0.02 * rng.normal(size=steps), np.nan)
+    (one,) = [f for f in check(log(steps, reward=reward, grad_norm=0.3)) if f.rule == "collapse"]
+    assert (one.severity, "less than between steps" in one.says) == ("warning", True)
+    equal = np.where(there, 0.6, np.nan)
+    wasted = wasted_groups(log(steps, zero_std_share=equal, step_time=2.0))
+    assert wasted.cost["seconds"] == pytest.approx(0.6 * 2.0 * steps)
+
+
+def test_a_kl_of_whole_completions_has_other_bounds(tmp_path):
+    rows = [{"step": n, "objective/scores": 0.5 + 0.1 * (n % 2), "objective/kl": 0.05 * 1.15**n} for n in range(1, 30)]
+    (tmp_path / "log.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    assert kl_runaway(read(tmp_path / "log.jsonl")).verdict == "not found"
+    per_token = [{"step": row["step"], "reward": row["objective/scores"], "kl": row["objective/kl"]} for row in rows]
+    (tmp_path / "log.jsonl").write_text("".join(json.dumps(row) + "\n" for row in per_token))
+    assert kl_runaway(read(tmp_path / "log.jsonl")).verdict == "found"

@@ -468,3 +468,16 @@ def test_long_json_lines_are_read_in_blocks_as_short_ones_are(tmp_path, monkeypa
     for one, other in zip(long, short, strict=True):
         assert one.label == other.label
         assert one.table.equals(other.table[list(one.table)]) and set(other.table) - set(one.table) == {"gpu"}
+
+
+@pytest.mark.parametrize("inner", [False, True])
+def test_what_a_key_calls_an_evaluation_is_no_training(tmp_path, inner):
+    train = {"reward": [0.1 * n for n in range(40)], "loss": [0.01] * 40}
+    evaluated = {"reward": [0.0] * 40, "length": [3] * 40}
+    (tmp_path / "log.json").write_text(
+        json.dumps({"train": train, "eval": {"gsm8k": evaluated} if inner else evaluated})
+    )
+    log = read(tmp_path / "log.json")
+    assert log.steps["reward"].max() > 3 and "calls an evaluation" in log.notes[0]
+    (tmp_path / "log.json").write_text(json.dumps({"eval": evaluated}))
+    assert len(read(tmp_path / "log.json").steps) == 40

@@ -519,14 +519,6 @@ def test_verls_config_and_a_notebooks_own_cells_hold_settings(tmp_path):
     assert read(tmp_path / "b.ipynb").facts["max_completion_length"] == 200
 
 
-def test_the_only_rewards_spread_shows_reward_std_is_the_batchs(tmp_path):
-    for spread, expected in ((0.2, True), (0.3, False)):
-        rows = [{"step": n, "reward": 0.1 * n, "reward_std": 0.2 + 0.01 * n} for n in range(1, 10)]
-        rows = [r | {"rewards/f/mean": r["reward"], "rewards/f/std": spread + 0.01 * r["step"]} for r in rows]
-        (tmp_path / "log.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-        assert read(tmp_path / "log.jsonl").facts.get("reward_std_of_batch", False) is expected
-
-
 def test_two_tables_of_one_cell_are_two_runs_with_two_names(tmp_path):
     table = "<table><tr><th>Step</th><th>reward</th></tr><tr><td>1</td><td>0.5</td></tr></table>"
     cell = {"cell_type": "code", "source": "", "outputs": [{"data": {"text/html": table}}] * 2}

@@ -198,3 +198,16 @@ def test_what_is_no_log_says_the_way_out(tmp_path):
     for name, says in (("other.db", "none of Trackio"), ("completions.parquet", "only"), ("run-1.wandb", "wandb sync")):
         with pytest.raises(RunError, match=says):
             read_logs(tmp_path / name)
+
+
+def test_trackios_own_count_of_lines_is_no_step(tmp_path):
+    """transformers gives Trackio the step among the metrics alone."""
+    with sqlite3.connect(tmp_path / "project.db") as base:
+        base.execute(
+            "create table metrics (id integer primary key, timestamp text, run_name text, step integer, metrics text)"
+        )
+        for line in range(5):
+            row = json.dumps({"train/reward": 0.1 * line, "train/global_step": 10 * (line + 1)})
+            base.execute("insert into metrics (run_name, step, metrics) values ('a', ?, ?)", (line, row))
+    log = read(tmp_path / "project.db")
+    assert log.steps["step"].tolist() == [10, 20, 30, 40, 50] and not log.each_step

@@ -53,7 +53,11 @@ def follow(
         raise ParameterError(f"--every {every:g}: expected seconds above 0")
     if pid is not None and not is_alive(pid):
         raise ParameterError(f"--pid {pid}: no such process; expected the number of the process that writes {path}")
-    before, reported, size, waits = _Known(), set[tuple[str, str]](), None, ""
+    before, size, waits = _Known(), None, ""
+    reported, printed = (
+        set[tuple[str, str]](),
+        set[tuple[str, str]](),
+    )  # what is believed; of it what follows from no other
     still = 0  # looks since the log last grew
     seen = "no step yet"
     try:
@@ -82,12 +86,13 @@ def follow(
                     if ended:
                         print(printable(hide_tokens(str(report))), flush=True)
                         return PROBLEMS if _any(report, until or "problem") else NO_PROBLEM
-                    before = _report_new(report, before, reported)
-                    if until and any(key in reported for key in _keys(report, until)):
+                    before = _report_new(report, before, reported, printed)
+                    if until and reported & set(_keys(report, until)):
+                        _report_new(report, before, reported, printed, until)
                         return PROBLEMS
             sleep(max(every, _SHARE * (time.monotonic() - began)))
     except KeyboardInterrupt:
-        _say(f"{path}: watched until {seen}; {len(reported)} findings were printed")
+        _say(f"{path}: watched until {seen}; {len(printed)} findings were printed")
         return INTERRUPTED
 
 
@@ -125,8 +130,17 @@ def _any(report: AuditReport, severity: str) -> bool:
     return bool(_keys(report, severity))
 
 
-def _report_new(report: AuditReport, before: _Known, reported: set[tuple[str, str]]) -> _Known:
-    """Print what is believed for the first time; returns what was found, with the steps of the run."""
+def _report_new(
+    report: AuditReport,
+    before: _Known,
+    reported: set[tuple[str, str]],
+    printed: set[tuple[str, str]],
+    also: str | None = None,
+) -> _Known:
+    """Print what is believed for the first time; returns what was found, with the steps of the run.
+
+    What follows from another finding is believed and not printed, but at the severity `also`.
+    """
     now: _Known = {}
     for run in report.runs:
         for f in run.findings:
@@ -136,9 +150,11 @@ def _report_new(report: AuditReport, before: _Known, reported: set[tuple[str, st
             now[key] = min(run.steps, before.get(key, run.steps))
             if key not in reported and _is_believed(f, run, before.get(key)):
                 reported.add(key)
-                if f.follows_from is None:
-                    line = f"{run.run}: step {run.steps}: {f.severity} {f.title}: {f.says} Do: {f.advice}"
-                    print(printable(hide_tokens(one_line(line))), flush=True)
+            is_asked = f.follows_from is None or (also is not None and severe_as(f, also))
+            if key in reported and key not in printed and is_asked:
+                printed.add(key)
+                line = f"{run.run}: step {run.steps}: {f.severity} {f.title}: {f.says} Do: {f.advice}"
+                print(printable(hide_tokens(one_line(line))), flush=True)
     return now
 
 

@@ -6,7 +6,7 @@ from ..logs.log import Log
 from .finding import CANNOT_TELL, FOUND, NOT_FOUND, PROBLEM, WARNING, Finding, absent, found, unknown
 from .rule import MODEL_FILES, rule
 from .rules_clipping import cut_rows, false_clipping, teach_the_stop
-from .trends import LEAST, ends_at_the_top, quarters, reward_of, rises
+from .trends import LEAST, carried, ends_at_the_top, quarters, reward_of, rises
 
 _AGAINST = -0.75  # correlation
 _SHORT = 8  # tokens; answers of a letter or a number may well have one length
@@ -59,6 +59,7 @@ def steps_full_of_clipped_rows(log: Log) -> tuple[np.ndarray, np.ndarray]:
     none = np.zeros(len(log.steps), bool)
     if logged is None or norm is None:
         return none, none
+    logged, equal = carried(logged), None if equal is None else carried(equal)
     full, entropy = logged >= 1 - 1e-6, log.logged("entropy")
     if entropy is not None and (longest := log.logged("max_length")) is not None:
         # TRL takes the mean of a single column over all rows, masked or not.

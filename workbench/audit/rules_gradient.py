@@ -6,7 +6,17 @@ import pandas as pd
 from ..logs.log import Log
 from .finding import CANNOT_TELL, FOUND, NOTE, PROBLEM, WARNING, Finding, absent, found, unknown
 from .rule import COMPLETIONS, UPDATES, rule
-from .trends import LEAST, ends_at_the_top, highest_reward, quarters, reward_of, rises, zero_rate, zeros_are_small
+from .trends import (
+    LEAST,
+    carried,
+    ends_at_the_top,
+    highest_reward,
+    quarters,
+    reward_of,
+    rises,
+    zero_rate,
+    zeros_are_small,
+)
 
 _FEW, _MANY, _THIRD, _HALF = 0.05, 0.2, 1 / 3, 0.5  # share of steps
 _SHORT = 40  # steps
@@ -94,7 +104,7 @@ def false_zero_std(log: Log) -> Finding:
     TRL compares the standard deviation by which it scales with 0. With scale_rewards="batch" and with
     multi_objective_aggregation="normalize_then_sum" that is the one of the batch: the share is 0 even if all groups have equal
     rewards. The rule looks at the completions, and at steps with a gradient of exactly 0 although the log says that rewards
-    differ, if other steps have a gradient or `reward_std` is of the batch too. The settings alone make the share doubtful.
+    differ, if other steps have a gradient. The settings alone make the share doubtful.
 
     In fp32 the mean of eight times 0.7 is not 0.7, and a standard deviation of 6e-8 is not 0. Then the share is too low too,
     and these groups have a small advantage, all of one sign, of which the steps make noise.
@@ -121,7 +131,7 @@ def false_zero_std(log: Log) -> Finding:
         of_one_number = bool(np.isin(logged, (0, 1)).all())  # as a batch's is
         if norm is not None and rate is not None and clipped is not None and of_one_number and shown:
             wrong = (norm == 0) & (rate > 0) & (clipped < 1 - 1e-6) & (logged == 0)
-        known = setting or log.facts.get("reward_std_of_batch") or (norm is not None and np.nanmax(norm) > 0)
+        known = setting or (norm is not None and np.nanmax(norm) > 0)
         if _often(wrong) and not known:
             advice = "Say how rewards are scaled, such as --set scale_rewards=batch; else see whether the training "
             advice += "engine, such as DeepSpeed, loses the gradient."
@@ -239,7 +249,7 @@ def zero_gradient(log: Log) -> Finding:
     small = norm is not None and bool(np.nanmax(norm) > 0) and zeros_are_small(log, norm, most=10)
     dead = np.zeros(len(log.steps), bool) if norm is None or small else np.asarray(norm == 0)
     if equal is not None and (norm is None or small or _has_a_kl_term(log)):  # whose gradient is never exactly 0
-        dead |= _carried(equal) >= 1 - 1e-6
+        dead |= carried(equal) >= 1 - 1e-6
     share = float(dead.mean())
     idle = zero_rate(log)
     idle = np.zeros(len(dead), bool) if idle is None else idle
@@ -294,7 +304,7 @@ def wasted_groups(log: Log) -> Finding:
     mean = f"in the mean of {known} {line}s" if known > 1 else f"in the only {line}"
     says = f"{share:.0%} of the groups have equal rewards, {mean}, and teach nothing"
     says += f": the run samples {1 / (1 - share):.1f} completions for each that teaches." if share < 0.995 else "."
-    cost = {"share of groups": share} | _seconds(log, equal)
+    cost = {"share of groups": share} | _seconds(log, carried(equal))
     cost |= {"completions": share * len(rows)} if rows is not None and of_texts else {}
     harder = "prompts that are mostly solved: leave them out, or take harder ones"
     easier = "prompts that are never solved: take easier ones, reward parts of an answer, or raise num_generations"
@@ -341,10 +351,10 @@ def _has_a_kl_term(log: Log) -> bool:
 def _causes(log: Log, dead: np.ndarray, equal: np.ndarray | None) -> dict[str, np.ndarray]:
     """Cause -> the dead steps that it explains, each step once."""
     none = np.zeros(len(dead), bool)
-    alike = none if equal is None else (_carried(equal) >= 1 - 1e-6)
+    alike = none if equal is None else (carried(equal) >= 1 - 1e-6)
     # The mask follows the clipped ratio as it was logged, true or not.
     clipped, region = log.logged("clipped_ratio"), log.metric("clip_region")
-    clipped = None if clipped is None else _carried(clipped)
+    clipped = None if clipped is None else carried(clipped)
     left = dead.copy()
     found: dict[str, np.ndarray] = {}
 
@@ -363,11 +373,6 @@ def _causes(log: Log, dead: np.ndarray, equal: np.ndarray | None) -> dict[str, n
         left &= ~equal_too
     take("unknown", ~none)
     return found
-
-
-def _carried(values: np.ndarray) -> np.ndarray:
-    """Fill a step without a value with that of the step before: it used the same completions once more."""
-    return pd.Series(values).ffill().to_numpy()
 
 
 _CAUSES = {  # cause -> in words, what to do, the notebook that shows it

@@ -4,11 +4,13 @@ import numpy as np
 
 from ..curves.stats import Interval
 from ..logs.log import Log
+from ..logs.names import canonical
 from .finding import FOUND, NOTE, PROBLEM, WARNING, Finding, absent, found, unknown
 from .rule import rule
 from .rules_reward import tool_failures
 from .trends import (
     LEAST,
+    carried,
     change,
     ends_at_its_best,
     ends_at_the_top,
@@ -100,10 +102,11 @@ def no_learning(log: Log) -> Finding:
         return found(WARNING, says, advice, cause="falls", evidence=evidence)
     ending = _equal_at_the_end(reward)
     if ending and (spread is None or np.nan_to_num(spread[-ending:]).max() <= 1e-6):
-        says = f"The reward is {reward[-1]:.4g} in each of the last {ending} steps, less than it has been."
+        says = f"The reward is {carried(reward)[-1]:.4g} in each of the last {ending} steps, less than it has been."
         advice = "Read completions of these steps: they may all be one text. "
         advice += "A lower learning rate or a KL penalty (beta) keeps them apart."
-        severity, where = WARNING if reward[-1] > 0 else PROBLEM, log.at(np.arange(len(reward)) >= len(reward) - ending)
+        severity = WARNING if carried(reward)[-1] > 0 else PROBLEM
+        where = log.at(np.arange(len(reward)) >= len(reward) - ending)
         return found(severity, says, advice, cause="constant", steps=where)
     if not _is_narrow(changed, reward):
         says = f"The reward {by}; its 95% interval, {between}, holds 0."
@@ -129,7 +132,8 @@ def _is_narrow(changed: Interval, reward: np.ndarray) -> bool:
 
 def _equal_at_the_end(reward: np.ndarray) -> int:
     """In how many steps at the end the reward is one number, below the largest; 0 if they are too few, or not half of all."""
-    others = np.flatnonzero(reward != reward[-1])  # a step without a reward is another
+    reward = carried(reward)  # a step without a reward trains on the completions of the one before
+    others = np.flatnonzero(reward != reward[-1])
     count = len(reward) - 1 - int(others[-1]) if len(others) else 0
     return count if count >= max(_SURE, len(reward) / 2) and np.nanmax(reward) > reward[-1] else 0
 
@@ -261,7 +265,7 @@ def _ends_low(log: Log, reward: np.ndarray) -> bool:
 
 def _step_noise(values: np.ndarray | None) -> float:
     """Standard deviation of a step around what its neighbours share."""
-    return 0.0 if values is None else float(np.nanstd(np.diff(values)) / np.sqrt(2))
+    return 0.0 if values is None else float(np.std(np.diff(values[~np.isnan(values)])) / np.sqrt(2))
 
 
 def _fall(reward: np.ndarray | None):
@@ -289,15 +293,22 @@ def kl_runaway(log: Log) -> Finding:
 
     How: medians of the first and the last quarter: tenfold, and above 0.5 nats. It is negative if it is in 95% of at least 20
     steps, and below -0.05 in the median of the last quarter. Samples of the policy itself make it positive in the mean.
+    `objective/kl` is a sum over a completion: ten times these bounds hold for it.
     Wrong where: the reward is too noisy to show a rise that is there; the log writes the KL with the other sign.
     """
     kl, reward = log.metric("kl"), reward_of(log)
     if kl is None:
         return unknown("Log kl; it is logged where beta is above 0.")
+    of_completions = log.lines is not None and canonical(map(str, log.lines)).get("objective/kl") == "kl"
+    times, unit = (10, "nats a completion") if of_completions else (1, "nats")
     finite = np.abs(kl[~np.isnan(kl)])
     quarter = max(1, len(finite) // 4)
     signed = kl[~np.isnan(kl)]
-    if len(signed) >= 20 and (signed < 0).mean() >= 0.95 and (least := float(np.median(signed[-quarter:]))) < -0.05:
+    if (
+        len(signed) >= 20
+        and (signed < 0).mean() >= 0.95
+        and (least := float(np.median(signed[-quarter:]))) < -0.05 * times
+    ):
         says = f"The KL to the reference is negative in {(signed < 0).mean():.0%} of the steps, {least:.3g} at the end, which "
         says += (
             "samples of the policy cannot make it: they come from another distribution, or the log has the other sign."
@@ -307,13 +318,13 @@ def kl_runaway(log: Log) -> Finding:
         return found(WARNING, says, advice, cause="negative", evidence={"KL, last quarter": least})
     first, last = float(np.median(finite[:quarter])), float(np.median(finite[-quarter:]))
     evidence = {"KL, first quarter": first, "KL, last quarter": last, "KL, largest": float(finite.max())}
-    if len(finite) < LEAST or last < 10 * first or last < 0.5:
+    if len(finite) < LEAST or last < 10 * first or last < 0.5 * times:
         return absent(f"KL {first:.3g} to {last:.3g}.", **evidence)
     if reward is None:
         return unknown("Log the reward.", f"The KL grew from {first:.3g} to {last:.3g}.", **evidence)
     if rises(reward) or ends_at_the_top(log):
         return absent(f"The KL grew from {first:.3g} to {last:.3g}, and the reward rose.", **evidence)
-    grew = f"the KL grew from {first:.3g} to {last:.3g} nats, and no rise of the reward is sure"
+    grew = f"the KL grew from {first:.3g} to {last:.3g} {unit}, and no rise of the reward is sure"
     advice = "Lower the learning rate, or raise beta, the weight of the KL penalty."
     return found(WARNING, f"The policy leaves its reference: {grew}.", advice, evidence=evidence)
 

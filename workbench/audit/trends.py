@@ -1,6 +1,7 @@
 """How a metric changes over a run, on `curves.stats.change_interval`, as the rules ask it."""
 
 import numpy as np
+import pandas as pd
 
 from ..curves.stats import Interval, change_interval
 
@@ -72,6 +73,11 @@ def reward_of(log) -> np.ndarray | None:
     return None if reward is None or 0 < np.nanmax(np.abs(reward)) < _ROUNDING * scale else reward
 
 
+def carried(values: np.ndarray) -> np.ndarray:
+    """Fill a step without a value with that of the step before: it used the same completions once more."""
+    return pd.Series(values).ffill().to_numpy()
+
+
 def zero_rate(log) -> np.ndarray | None:
     """Steps with a learning rate of exactly 0, (N,) of bool; None where no rate is logged, or 0 may be a small one, rounded.
 
@@ -99,16 +105,18 @@ def zeros_are_small(log, values: np.ndarray, most: float) -> bool:
 
 
 def _decimals(log) -> int | None:
-    """The decimals to which all numbers of a log are rounded: at most four, or the six of `%f`; None where they are not.
+    """The decimals to which all numbers of a log are rounded: at most five, or the six of `%f`; None where they are not.
 
-    Numbers of five digits at most have six decimals too, as `.4g` keeps them, which a Trainer prints: there 0 is 0.
+    Numbers of five digits at most have five or six decimals too, as `.4g` keeps them, which a Trainer prints: there 0 is 0.
     """
     values = log.steps.drop(columns=["step", "epoch", "episodes"], errors="ignore").to_numpy(float)
     values = values[np.isfinite(values) & (values != 0)]
     if _are_whole(values * 1e4):
         return 4
     few_digits = _are_whole(values / 10.0 ** (np.floor(np.log10(np.abs(values))) - 4))
-    return 6 if _are_whole(values * 1e6) and not _are_whole(values * 1e5) and not few_digits else None
+    if few_digits:
+        return None
+    return 5 if _are_whole(values * 1e5) else 6 if _are_whole(values * 1e6) else None
 
 
 def _are_whole(values: np.ndarray) -> bool:

@@ -264,6 +264,10 @@ def _json(path: Path, source: str) -> list[Found]:
     if isinstance(value, dict) and "log_history" in value:
         found = [run._replace(kind="trainer_state.json") for run in found if run.label == "log_history"]
     good = [run for run in found if of_reinforcement_learning(map(str, run.table.columns))] or found[:1]
+    trained = [run for run in good if not _is_of_another_kind(run.label)]
+    if trained and len(trained) < len(good):
+        note = "what a key calls an evaluation or samples is left out: it is no training"
+        good = [run._replace(notes=[*run.notes, note]) for run in trained]
     if not good:
         has = f"its keys are {', '.join(map(str, list(value)[:12]))}" if isinstance(value, dict) else "it has no keys"
         raise RunError(
@@ -287,7 +291,8 @@ def _tables(value, label: str, depth: int = 0) -> Iterator[Found]:
         if sizes.count(size) > 1:
             yield Found("JSON", pd.DataFrame({k: v for k, v in columns.items() if len(v) == size}), label)
         for name, inner in value.items():
-            yield from _tables(inner, str(name), depth + 1)
+            outer = label if depth and _is_of_another_kind(label) else ""  # `eval` above the names of data sets
+            yield from _tables(inner, f"{outer}/{name}" if outer else str(name), depth + 1)
 
 
 def _is_number(value) -> bool:

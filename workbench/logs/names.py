@@ -291,6 +291,9 @@ def _with_shares(table: pd.DataFrame) -> pd.DataFrame:
     if not {"all_bad_share", "all_good_share"} <= set(table):
         return table.drop(columns=[name for name in _SHARES if name in table])
     known = table[[name for name in _SHARES if name in table]]
+    values = known.to_numpy()[np.isfinite(known.to_numpy())]
+    if len(known.columns) < len(_SHARES) and values.max(initial=0) > 1 and not (values % 1).any():
+        return table.drop(columns=list(known))  # counts, and of how many groups nobody can say
     whole = known.sum(axis=1) if len(known.columns) == len(_SHARES) else 100.0 if known.max(axis=None) > 1 else 1.0
     shares = known.div(whole, axis=0).drop(columns="mixed_share", errors="ignore")
     own = table["zero_std_share"] if "zero_std_share" in table else shares.sum(axis=1, min_count=2)

@@ -14,9 +14,6 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-import pandas as pd
-
 from ..errors import ParameterError, RunError
 from ..runs.files import ASIDE, is_second_record, open_plain
 from .completions import completions_table, last_trainer_state, read_completions, read_trl_completions
@@ -38,7 +35,6 @@ _PLACES = (
 )
 _BELOW = ("*.jsonl", "*.csv", "*.tsv", "*tfevents*", "*.log", "*.out")  # the same, in the folders below it
 _NO_RUNS = ("node_modules", "site-packages", "venv", "__pycache__")  # folders of others' files
-_LEAST = 8  # steps in which a reward function never varies, until that says something
 _MOST_FILES = 200  # of a folder that are tried
 
 
@@ -340,21 +336,8 @@ def _log(
         completions = None if recorded is None else completions_table(recorded)
         known: dict[str, Any] = {"trainer": run.trainer} if run.trainer else {}
         known |= {"reward_functions": len(reward_columns(run.table.columns))}
-        known |= {"reward_std_of_batch": True} if _of_batch(run.table) else {}
         known |= {"lines_counted": True} if any(COUNTED in sentence for sentence in wrong) else {}
     known |= {**of_scripts(source.parent), **run.settings, **(facts or {})}
     name += f": {run.label}" * bool(run.label)
     damage = (*run.damage, *damage, *wrong)
     return Log(name, run.kind, steps, tuple(order), completions, known, damage, tuple(run.notes), run.table, order)
-
-
-def _of_batch(table: pd.DataFrame) -> bool:
-    """Say whether the logged `reward_std` is the one of the whole batch: that of the only reward function, which always is."""
-    functions, columns = reward_columns(table.columns), {str(c): c for c in table}
-    one = [columns.get(f"{prefix}rewards/{next(iter(functions), '')}/std") for prefix in ("", "train/")]
-    spread, batch = columns.get("reward_std", columns.get("train/reward_std")), one[0] or one[1]
-    if len(functions) != 1 or spread is None or batch is None:
-        return False
-    values = table[[spread, batch]].apply(pd.to_numeric, errors="coerce").dropna()
-    first, second = values.to_numpy().T
-    return len(values) >= _LEAST and values.to_numpy().any() and bool(np.allclose(first, second, rtol=1e-3))

@@ -49,7 +49,9 @@ def database(source: Source) -> list[Found]:
     runs: dict[str, list[dict]] = {}
     for name, step, metrics in rows:
         with contextlib.suppress(ValueError, TypeError):
-            runs.setdefault(str(name), []).append({**flat_row(json.loads(metrics)), "step": step})
+            row = flat_row(json.loads(metrics))
+            # transformers gives Trackio no step, which then counts the lines from 0.
+            runs.setdefault(str(name), []).append({**row, "step": row.get("train/global_step", step)})
     return [Found("Trackio", steps_of(steps), f"run {name}" * (len(runs) > 1)) for name, steps in runs.items()]
 
 
