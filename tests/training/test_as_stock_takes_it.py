@@ -39,7 +39,7 @@ def test_reward_columns_replace_none_and_odd_ones_are_left_out(kind, tmp_path):
     def logs(completions, log_extra=None, **_):
         log_extra("finish_reason", ["mine"] * len(completions))
         log_extra("step", [7] * len(completions))
-        log_extra("words", [len(text.split()) for text in completions])
+        log_extra("words", (len(text.split()) for text in completions))  # an iterator, as TRL takes it
         log_extra("few", [1])
         return lengths(completions)
 

@@ -26,5 +26,11 @@ def test_prompts_and_rows_with_arrays_are_compared():
         check_groups([rows[0], rows[2]], 2)
 
 
+def test_rows_without_a_prompt_may_hold_nan():
+    check_groups([{"environment": "a", "level": float("nan")} for _ in range(2)], 2)
+    with pytest.raises(ParameterError, match="more than one prompt"):
+        check_groups([{"environment": "a", "level": level} for level in (float("nan"), 1.0)], 2)
+
+
 def test_identical_groups_are_named():
     assert identical_groups(["x", "x", "x", "y", "z", "z"], 2) == [0, 2]

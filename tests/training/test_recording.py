@@ -73,6 +73,28 @@ def test_an_evaluation_logs_no_completions_and_keeps_the_curve(tmp_path):
     assert run_curve(Run(tmp_path / "run"), "eval_reward", sparse=True).x.tolist() == [1, 2]
 
 
+@pytest.mark.slow
+def test_an_evaluation_stays_one_where_sampling_leaves_it(tmp_path, monkeypatch):
+    """After continuous batching TRL puts the model into training, whatever it was in."""
+    stock = trl.GRPOTrainer._generate_single_turn
+
+    def leaves(self, *args, **kwargs):
+        sampled = stock(self, *args, **kwargs)
+        self.model.train()
+        return sampled
+
+    monkeypatch.setattr(trl.GRPOTrainer, "_generate_single_turn", leaves)
+    recipe = make_recipe(
+        "starter", max_steps=1, max_completion_length=4, num_generations=2, per_device_train_batch_size=4
+    )
+    data, how = load_prompts("starter"), {"per_device_eval_batch_size": 4, "save_strategy": "no"}
+    given = {"train_dataset": data, "eval_dataset": data.select(range(4)), "record_dir": tmp_path / "run"}
+    trainer = GRPOTrainer(resolve_model("starter"), length_reward(20), grpo_config(recipe, tmp_path, **how), **given)
+    trainer.train()
+    trainer.evaluate()
+    assert len(Run(tmp_path / "run").completions) == 4
+
+
 KINDS = ["GRPO", "RLOO", pytest.param("PPO", marks=needs_ppo)]
 
 

@@ -20,6 +20,12 @@ def test_exact_match_compares_stripped_text_with_the_column():
     assert exact_match_reward()([" 4\n", "5", "4"], answer=["4", "4", 4]) == [1.0, 0.0, 1.0]
 
 
+def test_a_tools_answer_is_not_the_policys():
+    talk = [{"role": "assistant", "content": "", "tool_calls": []}, {"role": "tool", "content": "4"}]
+    assert exact_match_reward()([talk], answer=["4"]) == [0.0]
+    assert exact_match_reward()([[*talk, {"role": "assistant", "content": "4"}]], answer=["4"]) == [1.0]
+
+
 def test_exact_match_gives_none_where_no_answer_is_known():
     texts, answers = ["None", "nan", "", "42", "42.5", "inf"], [None, float("nan"), " ", 42.0, 42.5, float("inf")]
     assert exact_match_reward()(texts, answer=answers) == [None, None, None, 1.0, 1.0, 1.0]

@@ -35,6 +35,17 @@ def test_a_server_that_cannot_reload_says_what_it_lacks(starter_folder, tmp_path
 
 
 @needs_no_gpu
+def test_a_process_without_a_client_only_walks_the_weights(tmp_path):
+    walked = []
+    accelerator = SimpleNamespace(is_main_process=False)
+    generation = SimpleNamespace(mode="server", accelerator=accelerator, sync_weights=lambda: None)
+    generation._iter_named_params = lambda: iter(walked.append(n) or (str(n), None) for n in range(3))
+    install_cpu_sync(generation, tmp_path)
+    generation.sync_weights()
+    assert walked == [0, 1, 2] and not (tmp_path / "vllm-weights").exists()
+
+
+@needs_no_gpu
 def test_a_server_samples_from_the_weights_it_was_given(vllm_server, starter_folder, tmp_path):
     model = AutoModelForCausalLM.from_pretrained(starter_folder)
     before = greedy_ids(vllm_server)

@@ -174,8 +174,11 @@ class _Control(RecordsRows, _Trainer):
         else:
             self.generation_config.eos_token_id = list(self.stop_rule.stop_ids) or None  # for continuous batching
             control = stops_in_generate(self.stop_rule, self.accelerator.unwrap_model(self.model_wrapped))
+        training = self.model.training
         with control as raw_ids:
             sampled = super()._generate_single_turn(prompt_ids, *rest, **kwargs)
+        if self.model.training != training:  # continuous batching leaves it in training, in an evaluation too
+            self.model.train(training)
         completion_ids, logprobs = sampled if isinstance(sampled, tuple) else (sampled, None)
         rows = [list(map(int, row)) for row in (raw_ids[-1].tolist() if raw_ids else completion_ids)]
         self.generation = dataclasses.replace(self.generation, sampled=rows)

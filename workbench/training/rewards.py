@@ -75,8 +75,13 @@ def unseen_values(described: Sequence[Mapping]) -> str:
 
 
 def completion_text(completion: str | Sequence[dict]) -> str:
-    """The text of one completion, or of the last message of a conversation."""
-    return completion if isinstance(completion, str) else text_of(completion[-1].get("content") or "")
+    """The text of one completion, or of the last message of a conversation; none where that is a tool's.
+
+    TRL leaves it the last one where the limit cuts all of the policy's next turn.
+    """
+    if isinstance(completion, str):
+        return completion
+    return "" if completion[-1].get("role") == "tool" else text_of(completion[-1].get("content") or "")
 
 
 def validated(reward: Any, name: str | None = None) -> Any:

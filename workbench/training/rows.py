@@ -294,7 +294,8 @@ class RecordsRows(TrainedOnce):
 
     def _log_completion_extra(self: Any, column: str, values: Sequence) -> None:
         """Note a reward function's `log_extra`, under a name that does not replace what is recorded anyway."""
-        super()._log_completion_extra(column, list(values))  # type: ignore[misc]  # TRL's
+        values = list(values)  # an iterator can be read once
+        super()._log_completion_extra(column, values)  # type: ignore[misc]  # TRL's
         logged, name = self.generation.logged, function_column(column)
         logged = {**logged, name: [*logged.get(name, ()), *values]}
         self.generation = dataclasses.replace(self.generation, logged=logged)

@@ -33,6 +33,9 @@ def install_cpu_sync(trainer: Any, folder: str | Path) -> None:
     def sync(stock: Callable) -> None:
         if generation.mode == "colocate":
             reload_colocated(generation.llm, generation._iter_named_params())
+        elif not generation.accelerator.is_main_process:  # which alone has a client; the others' parts are gathered
+            for _ in generation._iter_named_params():
+                pass
         else:
             reload_server(generation.vllm_client, generation._iter_named_params(), generation.model.config, exchange)
 
