@@ -277,6 +277,13 @@ def test_a_stop_of_pads_and_texts_for_prompts_are_refused(tmp_path):
             PPOTrainer(args, tokenizer, policy, None, None, data, values, reward_funcs=length_reward(), stops=stops)
 
 
+def test_reward_functions_with_deepspeed_are_refused(tmp_path):
+    args = ppo_config(dataclasses.replace(RECIPE, max_steps=1), tmp_path)
+    args.deepspeed = {"zero_optimization": {"stage": 2}}
+    with pytest.raises(ParameterError, match="reward_funcs with DeepSpeed"):
+        PPOTrainer(args, None, None, None, None, None, None, reward_funcs=length_reward())
+
+
 def test_fewer_prompts_than_an_update_takes_are_refused(tmp_path):
     """TRL's PPO looked for a full batch for ever."""
     few = tmp_path / "few.jsonl"

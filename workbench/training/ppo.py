@@ -93,6 +93,11 @@ class PPOTrainer(ppo_trainer.PPOTrainer):
         spec = StopSpec.of(stops)
         check_record_dir(record_dir)
         self._functions = _functions(reward_model, reward_funcs, reward_weights)
+        if self._functions and (args.deepspeed or os.environ.get("ACCELERATE_USE_DEEPSPEED") == "true"):
+            raise ParameterError(
+                "reward_funcs with DeepSpeed: TRL's PPO prepares the reward model with it, and functions are no model. Give a "
+                "reward_model, or train without DeepSpeed"
+            )
         if args.stop_token is not None or args.stop_token_id is not None:
             raise ParameterError("stop_token and stop_token_id: leave both unset and give stops=StopSpec(...)")
         if processing_class.padding_side != "left":
