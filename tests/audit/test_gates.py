@@ -189,7 +189,7 @@ def test_watch_ends_at_a_problem_and_not_before(tmp_path, capsys):
     assert "problem zero-gradient (equal-rewards): " in out and "Do: " in out
 
 
-def test_what_follows_from_another_finding_is_shown_once_it_does_not(capsys):
+def test_a_finding_that_follows_is_shown_once_it_does_not(capsys):
     problem = replace(found("problem", "Dead.", "Mend it.", cause="equal-rewards"), by=zero_gradient)
     before, believed, printed = {}, set(), set()
 
