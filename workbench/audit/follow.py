@@ -54,10 +54,8 @@ def follow(
     if pid is not None and not is_alive(pid):
         raise ParameterError(f"--pid {pid}: no such process; expected the number of the process that writes {path}")
     before, size, waits = _Known(), None, ""
-    reported, printed = (
-        set[tuple[str, str]](),
-        set[tuple[str, str]](),
-    )  # what is believed; of it what follows from no other
+    reported = set[tuple[str, str]]()  # what is believed
+    printed = set[tuple[str, str]]()  # of that, what does not follow from another finding
     still = 0  # looks since the log last grew
     seen = "no step yet"
     try:

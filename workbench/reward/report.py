@@ -416,7 +416,7 @@ def judge(
 
 
 def _of_answers(known: np.ndarray, exact: np.ndarray) -> tuple[str, ...]:
-    """What a reader has to know of the right answers, (N,) each: that some are not known, or that none was given."""
+    """Sentences for a report whose right answers are not all known, or in which no completion reads as right; (N,) each."""
     judged, says = ~np.isnan(exact), []
     if known.any() and not known.all():
         others = "what right answers explain is judged on the others"

@@ -589,7 +589,7 @@ class StepListener:
         self._scored: list[tuple] = []  # log-probs, entropies and what else there is, for the loss that is open
         self._asked: list[tuple] = []  # what policy or engine were asked in this turn, and what they sampled
         self._stepping = self._generating = False  # inside of `training_step`, of a generation
-        self._prompts: list | None = None  # of the rows of the data that the last generation took
+        self._prompts: list | None = None  # of the data rows from which the last generation sampled
         # A rollout function samples by itself, with the policy or the engine.
         self._rolls = getattr(trainer, "rollout_func", None) is not None
         self._sampled = False  # by the policy's `generate`, in this generation

@@ -58,11 +58,7 @@ def step_of(trainer: Any, kind: str, record: StepRecord) -> Step:
         unread = {"importance_sampling_level": "token", "use_bias_correction_kl": False, "delta": None}
         settings |= {"loss_type": "gmpo"} | unread
     if begun:  # a callback may have changed the trainer, which then does what it should
-        settings |= {name: of_trainer for name, (_, of_trainer) in deviations.items()}
-        if "temperature" in deviations and getattr(trainer, "temperature", None) == args.temperature:
-            # The sampler's alone: log-probs are still taken at the other one.
-            own = dict(getattr(args, "generation_kwargs", None) or {}) | {"temperature": settings["temperature"]}
-            settings |= {"temperature": args.temperature, "generation_kwargs": own}
+        settings |= _settings_of_now(trainer, deviations)
     rows = list(_sampled_rows(trainer, record))
     own_counts = [len(table) // trainer.accelerator.num_processes for table in record.rewards]
     functions = len(trainer.reward_funcs)
@@ -191,6 +187,16 @@ def _plain(text: str) -> str:
     return "".join(text.split()).casefold()
 
 
+def _settings_of_now(trainer: Any, deviations: Mapping[str, tuple[Any, Any]]) -> dict[str, Any]:
+    """The settings that differ from the args, as the trainer has them now."""
+    args, settings = trainer.args, {name: of_trainer for name, (_, of_trainer) in deviations.items()}
+    if "temperature" in deviations and getattr(trainer, "temperature", None) == args.temperature:
+        # The sampler's alone: log-probs are still taken at the other one.
+        own = dict(getattr(args, "generation_kwargs", None) or {}) | {"temperature": settings["temperature"]}
+        settings |= {"temperature": args.temperature, "generation_kwargs": own}
+    return settings
+
+
 def deviations_of(trainer: Any) -> dict[str, tuple[Any, Any]]:
     """The settings of which a trainer has another value than its args: name -> (of args, of the trainer)."""
     args, deviations = trainer.args, {}
@@ -315,11 +321,7 @@ def distillation_step_of(trainer: Any, record: DistillationRecord) -> Step:
     deviations, begun = deviations_of(trainer), trainer.state.global_step > 0
     settings = vars(args) | {"num_generations": 1, "gradient_accumulation_steps": len(record.micro_batches)}
     if begun:
-        settings |= {name: of_trainer for name, (_, of_trainer) in deviations.items()}
-        if "temperature" in deviations and getattr(trainer, "temperature", None) == args.temperature:
-            # The sampler's alone: log-probs are still taken at the other one.
-            own = dict(getattr(args, "generation_kwargs", None) or {}) | {"temperature": settings["temperature"]}
-            settings |= {"temperature": args.temperature, "generation_kwargs": own}
+        settings |= _settings_of_now(trainer, deviations)
     calls: list = record.calls
     if len(calls) != len(record.micro_batches):  # the divergence is another than TRL's
         calls = [None] * len(record.micro_batches)

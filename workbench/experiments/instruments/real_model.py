@@ -43,10 +43,9 @@ def on_smollm2(results: Sequence[Result], run: Run) -> HTML | str:
     for number, there in enumerate(recorded):
         if not there.why.startswith(NOT_RUN):
             verdict = here[place[number]].verdict if number in place else ""
-            of = [
-                f"{name}: {value}" for name, value in row["results"][number].get("of", {}).items()
-            ]  # of other trainings
-            notes = "; ".join(filter(None, [", ".join(of), there.why]))
+            of_others = row["results"][number].get("of", {})  # size and commit of other trainings than the run's
+            size = ", ".join(f"{name}: {value}" for name, value in of_others.items())
+            notes = "; ".join(filter(None, [size, there.why]))
             says = f"{there.says} ({notes})" if notes else there.says
             lines.append([verdict, there.verdict, html.escape(says)])
     made = row["environment"]
