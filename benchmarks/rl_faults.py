@@ -87,7 +87,7 @@ class Label:
 
 
 def planted() -> Iterator[Label]:
-    """The runs of `tests/audit/corpus`, without those that need a documented run next to their log."""
+    """The runs of `tests/audit/corpus`, without those whose log needs a documented run or a setting next to it."""
     manifest = json.loads((PLANTED / "manifest.json").read_text(encoding="utf-8"))
     for name, truth in manifest.items():
         if truth["given"]:
