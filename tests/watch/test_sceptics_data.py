@@ -193,6 +193,28 @@ def test_gradients_that_a_callback_leaves_are_named(clears, tmp_path):
     ] * (not clears)
 
 
+class HoldsBack(TrainerCallback):
+    """Puts a function around the optimizer's own step, as a tool that counts steps does, which may leave the step out."""
+
+    def __init__(self, holds: bool):
+        self.holds = holds
+
+    def on_train_begin(self, args, state, control, optimizer=None, **_):
+        step = optimizer.step
+        optimizer.step = lambda *args: None if self.holds else step(*args)
+
+
+@pytest.mark.parametrize("holds", [False, True])
+def test_an_optimizer_whose_own_step_is_left_out_is_named(holds, tmp_path):
+    told = []
+    trainer = make(tmp_path, max_steps=2, more={"callbacks": [HoldsBack(holds)]})
+    check = StepCheck(trainer, 1, tell=told.append)
+    trainer.train()
+    updates = [check.reports[step]["update"] for step in (1, 2)]
+    assert [update.verdict for update in updates] == ["different" if holds else "same"] * 2, updates
+    assert ["update is different: the training's own step moves no weight" in line for line in told] == [True] * holds
+
+
 class AnnealsTheSampler(TrainerCallback):
     """Another temperature for the samples from the first update on, and none for the log-probs."""
 

@@ -118,6 +118,7 @@ class StepCheck(LiveCallback):
                 )
             self._tap = RowsTap(trainer, self.guarded)
             self._hooks.append(self._tap.off)
+        self._start: list[float] = []  # the sums of the weights before a checked update
         self._moved: tuple[int, list[float]] | None = None  # a checked update, and the sums of the weights that it made
         self._hooks.append(hook(trainer, "get_batch_samples", self._around_batches))
         handler = trainer.callback_handler
@@ -194,6 +195,9 @@ class StepCheck(LiveCallback):
         is_seen = step in self.reports and not has_modes(self._trainer.optimizer)
         sums = self.guarded(self._sums, "data") if is_seen else None
         self._moved = None if sums is None else (step, sums)
+        skipped = getattr(self._trainer.optimizer, "step_was_skipped", False)  # where a scaled gradient overflows
+        if sums is not None and sums == self._start and self.reports[step]["update"].verdict == "same" and not skipped:
+            self._amend(step, "the training's own step moves no weight: something around `optimizer.step` holds it back")
         return original(*args, **kwargs)
 
     def _differ(self, name: str, before: list[float]) -> bool:
@@ -261,6 +265,7 @@ class StepCheck(LiveCallback):
     def _check(self, step: int, samples: str) -> None:
         self._changed(step)  # notes the weights at first
         left = np.any(self._sums("grad"))  # `train()` adds to them; the check begins without
+        self._start = self._sums("data")
         if samples == "reused":
             known = self._generated, self._taken_before()
             report = check_reused_step(self._trainer, self._batch, *self._sampled, self._meant, *known)
