@@ -13,7 +13,7 @@ from typing import Any
 import torch
 import trl
 from datasets import Dataset
-from transformers import AutoModelForCausalLM, AutoTokenizer, Trainer
+from transformers import AutoTokenizer, Trainer
 
 from tools.record import ROOT, about, parser, use_one_thread
 from workbench.experiments.recipes import resolve_model
@@ -22,13 +22,12 @@ from workbench.runs.files import read_json, write_json
 from workbench.watch.attach import StepCheck
 from workbench.watch.check_step import check_step
 
-sys.path.append(str(ROOT / "tests" / "helpers"))  # the tests' trainers of AsyncGRPO and of a distillation
+sys.path.append(str(ROOT / "tests" / "helpers"))  # the tests' trainers of small steps
 
 import async_cases
 import distillation_cases
+from step_cases import PROMPTS, length, vowels, with_stops
 
-PROMPTS = ["Write a word", "The sum of the numbers is a long story", "One", "Python is a language that"]
-STOPS = [265, 70, 77, 86, 10, 14]  # common tokens of the starter
 BASE = {"use_cpu": True, "bf16": False, "gradient_checkpointing": False, "report_to": [], "save_strategy": "no"}
 BASE |= {
     "disable_tqdm": True,
@@ -43,17 +42,6 @@ TWO = {"gradient_accumulation_steps": 2, "per_device_train_batch_size": 4}
 OFTEN = {"num_iterations": 2, "steps_per_generation": 2, "per_device_train_batch_size": 4}
 STALE_ROWS = {"versions": (2, 1), "now": 2}  # of AsyncGRPO
 WHOLE = {"gradient_accumulation_steps": 1, "per_device_train_batch_size": 8}
-
-
-# --- rewards ------------------------------------------------------------------------------------------------------------
-
-
-def length(completions, **_):
-    return [len(text) / 10 for text in completions]
-
-
-def vowels(completions, **_):
-    return [sum(letter in "aeiou" for letter in text) / 5 for text in completions]
 
 
 # --- how a fault is written down ----------------------------------------------------------------------------------------
@@ -94,13 +82,6 @@ _OF_TWINS: dict[tuple[str, ...], list[str]] = {}
 
 
 # --- running one --------------------------------------------------------------------------------------------------------
-
-
-def with_stops():
-    """The starter with six common tokens that end a completion."""
-    model = AutoModelForCausalLM.from_pretrained(resolve_model("starter"), dtype=torch.float32)
-    model.generation_config.eos_token_id = STOPS
-    return model
 
 
 def build(fault: Fault, folder: str, *, healthy: bool = False):

@@ -37,6 +37,13 @@ def of_prompt(prompts, **_):
     return [float(len(prompt)) for prompt in prompts]
 
 
+def with_stops():
+    """The starter with six common tokens that end a completion."""
+    model = AutoModelForCausalLM.from_pretrained(resolve_model("starter"), dtype=torch.float32)
+    model.generation_config.eos_token_id = STOPS
+    return model
+
+
 def make(
     folder: Any, cls: type = trl.GRPOTrainer, model: Any = "starter", funcs=(length, vowels), more=None, **fields: Any
 ):

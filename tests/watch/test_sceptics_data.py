@@ -10,11 +10,10 @@ from configuration_models import TOPICS, TWO_TURNS, Library, in_library
 from configuration_runs import build
 from datasets import Dataset
 from peft import LoraConfig, get_peft_model
-from step_cases import PROMPTS, length, make
+from step_cases import PROMPTS, length, make, with_stops
 from transformers import AutoModelForCausalLM, AutoTokenizer, TrainerCallback
 from trl.trainer.utils import RepeatSampler
 
-from benchmarks.faults import with_stops
 from workbench import check_step
 from workbench.experiments.recipes import resolve_model
 from workbench.watch.attach import StepCheck
