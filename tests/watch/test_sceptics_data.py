@@ -214,6 +214,33 @@ def test_an_optimizer_whose_own_step_is_left_out_is_named(holds, tmp_path):
     assert ["update is different: the training's own step moves no weight" in line for line in told] == [True] * holds
 
 
+class LogsMore(trl.GRPOTrainer):
+    """Writes a line with a mean over past lines beside TRL's own, which is all right, or in its place, which is not."""
+
+    replaces = False
+
+    def log(self, logs, *args, **kwargs):
+        rewards = self._metrics["train"]["reward"]
+        if rewards and self.replaces:
+            rewards[:] = [value + 1 for value in rewards]
+        super().log(logs | {"reward/best": max(rewards, default=0.0)}, *args, **kwargs)
+
+
+class LogsOther(LogsMore):
+    replaces = True
+
+
+@pytest.mark.parametrize("cls", [LogsMore, LogsOther])
+def test_a_log_with_other_numbers_than_steps_have_is_named(cls, tmp_path):
+    trainer = make(tmp_path, cls, max_steps=4, logging_steps=2)
+    check = StepCheck(trainer, 1, tell=lambda line: None)
+    trainer.train()
+    metrics = [check.reports[step]["metrics"] for step in range(1, 5)]
+    other = cls is LogsOther
+    assert [stage.verdict for stage in metrics] == (["same", "different"] * 2 if other else ["same"] * 4), metrics
+    assert metrics[1].cause.startswith("the trainer's log() writes reward=") is other
+
+
 class AnnealsTheSampler(TrainerCallback):
     """Another temperature for the samples from the first update on, and none for the log-probs."""
 

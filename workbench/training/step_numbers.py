@@ -432,6 +432,15 @@ def with_counted_items(step: Step, output: Mapping[str, Any]) -> Step:
     return dataclasses.replace(step, micro_batches=counted)
 
 
+def collected_means(trainer: Any) -> dict[str, float]:
+    """The mean of each metric that steps have collected since the last line of the log, which TRL's `log` writes."""
+    means = {}
+    for name, values in trainer._metrics["train"].items():
+        if values and all(isinstance(value, float | int) and value == value for value in values):
+            means[name] = sum(values) / len(values)
+    return means
+
+
 def _turns(trainer: Any, record: StepRecord, rows: Sequence[SampledRow]) -> list[Turn] | None:
     """Return what was sampled turn by turn; None where each row is one turn of TRL's, as it was sampled."""
     turns = [Turn(*pair) for prompts, completions in record.turns for pair in zip(prompts, completions, strict=True)]

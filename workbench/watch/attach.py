@@ -1,6 +1,7 @@
 """The audit while a training runs: `attach_watch` records anybody's trainer and warns at the step where a rule fires."""
 
 import contextlib
+import math
 import os
 import sys
 from collections.abc import Callable, Sequence
@@ -33,7 +34,7 @@ from ..training.record_async import RowsTap
 from ..training.record_step import copied, samples_of_next_step
 from ..training.recording import StepRecorder, Steps, check_kept, check_record_dir, check_steps, is_due
 from ..training.snapshot import sums_of
-from ..training.step_numbers import kind_of
+from ..training.step_numbers import collected_means, kind_of
 from .check_step import check_any_step, check_new_step, check_reused_step
 from .recorder import Watch
 from .sampler_probe import attach_sampler_probe
@@ -129,7 +130,29 @@ class StepCheck(LiveCallback):
         if hasattr(trainer, "num_iterations"):
             self._hooks.append(hook(trainer, "_generate_and_score_completions", self._around_generation))
             self._hooks.append(hook(trainer, "_compute_loss", self._around_loss))
+        if kind_of(trainer) != "AsyncGRPO":  # whose log takes its server's numbers first
+            self._hooks.append(hook(trainer, "log", self._around_log))
         trainer.add_callback(self)
+
+    def _around_log(self, original: Callable, *args: Any, **kwargs: Any):
+        history = self._trainer.state.log_history
+        lines, trains = len(history), self.reports and self._trainer.model.training
+        means = self.guarded(collected_means, self._trainer) if trains else None
+        result = original(*args, **kwargs)
+        for line in history[lines:] if means else ():
+            self.guarded(self._compare, line, means)
+        return result
+
+    def _compare(self, line: dict[str, Any], means: dict[str, float]) -> None:
+        """Say of the last checked update that a line of the log has another number than the steps collected."""
+        others = [
+            f"{name}={line[name]:.6g} where the steps collected {mean:.6g}"
+            for name, mean in means.items()
+            if isinstance(line.get(name), float | int) and not math.isclose(line[name], mean, rel_tol=1e-6)
+        ]
+        if others:
+            step = max(self.reports)
+            self._amend(step, f"the trainer's log() writes {', '.join(others[:3])}", "metrics")
 
     def _around_batches(self, original: Callable, *args: Any, **kwargs: Any):
         result = original(*args, **kwargs)
@@ -197,7 +220,9 @@ class StepCheck(LiveCallback):
         self._moved = None if sums is None else (step, sums)
         skipped = getattr(self._trainer.optimizer, "step_was_skipped", False)  # where a scaled gradient overflows
         if sums is not None and sums == self._start and self.reports[step]["update"].verdict == "same" and not skipped:
-            self._amend(step, "the training's own step moves no weight: something around `optimizer.step` holds it back")
+            self._amend(
+                step, "the training's own step moves no weight: something around `optimizer.step` holds it back"
+            )
         return original(*args, **kwargs)
 
     def _differ(self, name: str, before: list[float]) -> bool:
@@ -210,9 +235,9 @@ class StepCheck(LiveCallback):
         tensors = [getattr(p, name) for p in held_parameters(self._trainer.model) if p.requires_grad]
         return sums_of(tensor for tensor in tensors if tensor is not None)
 
-    def _amend(self, step: int, cause: str) -> None:
-        """Say of an update that was checked what its optimizer's step, or a callback after it, made of it."""
-        self.reports[step] = _said(self.reports[step], "update", "different", cause).with_meant(self._meant)
+    def _amend(self, step: int, cause: str, stage: str = "update") -> None:
+        """Say of an update that was checked what its optimizer's step, a callback after it, or the log made of it."""
+        self.reports[step] = _said(self.reports[step], stage, "different", cause).with_meant(self._meant)
         self._say(step)
 
     def on_step_begin(self, args: Any, state: Any, control: Any, **_: Any):
