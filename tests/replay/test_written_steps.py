@@ -12,6 +12,7 @@ from conftest import ROOT
 from workbench import replay_step
 from workbench.cli import main
 from workbench.errors import RunError
+from workbench.replay.file import load_step
 
 SETTINGS = {"num_generations": 4, "gradient_accumulation_steps": 2, "num_iterations": 2, "beta": 0.04}
 NUMBERS = [[0, 1, 2, 3, 4], [5, 6, 7]]
@@ -233,6 +234,13 @@ UNFIT = {
     "2 micro-batches, and gradient_accumulation_steps is 1": lambda step: step["settings"].update(
         gradient_accumulation_steps=1
     ),
+    "dtype 'int8': expected float32, bfloat16, float16, tf32, float64": lambda step: step.update(dtype="int8"),
+    "without max_completion_length, by which loss_type 'dr_grpo' divides": lambda step: step["settings"].update(
+        loss_type="dr_grpo"
+    ),
+    "row 0: other numbers of tokens: mask 3, logps 3, old_logps 3, ref_logps 3, advantage 2": lambda step: first_row(
+        step
+    ).update(advantage=[1.0, 1.0]),
     "7 advantages for 8 rows": lambda step: step["advantages"][0].pop(),
     "rewards of 7 rows for 8 advantages": lambda step: step["rewards"][0].pop(),
     "a number for each reward function": lambda step: step.update(rewards=[[1.0] * 8]),
@@ -247,3 +255,92 @@ def test_a_file_whose_tables_do_not_fit_is_refused(says, changed):
     with pytest.raises(RunError) as error:
         replay_step(changed(UNFIT[says]))
     assert says in str(error.value)
+
+
+def scaled(rewards, added=1e-4, ddof=1):
+    groups = rewards.sum(1).view(2, 4)
+    apart = groups - groups.mean(1, keepdim=True)
+    return (apart / (groups.std(1, keepdim=True, correction=ddof) + added)).flatten()
+
+
+def others(rewards):
+    groups = rewards.sum(1).view(2, 4)
+    return ((groups - groups.mean(1, keepdim=True)) * 4 / 3).flatten()
+
+
+ADVANTAGES = [
+    (lambda rewards: scaled(rewards, 1e-6), "same", "over its standard deviation (of n - 1)"),
+    (lambda rewards: scaled(rewards, 1e-9), "same", "over its standard deviation (of n - 1)"),
+    (lambda rewards: scaled(rewards, 1e-6).bfloat16().float(), "same", "over its standard deviation (of n - 1)"),
+    (lambda rewards: scaled(rewards, 1e-6, ddof=0), "same", "over its standard deviation (of n)"),
+    (others, "cannot tell", "they are: reward minus the mean of the others. scale_rewards='group' is another formula"),
+    (lambda rewards: -scaled(rewards, 1e-6), "different", "the negative of: reward minus the mean of the group"),
+    (lambda rewards: rewards.sum(1), "different", "they are the rewards: nothing is taken off"),
+]
+
+
+@pytest.mark.parametrize("formula, verdict, says", ADVANTAGES)
+def test_advantages_of_other_trainers_are_known_by_formula(formula, verdict, says, batch, tmp_path):
+    batch["advantages"] = formula(batch["rewards"])
+    path = written("write_step_torch", tmp_path / "step.json.gz", batch, micro_batches(batch))
+    stage = replay_step(path)["advantages"]
+    assert stage.verdict == verdict and says in stage.cause, stage
+    content = json.loads(gzip.decompress(path.read_bytes()))
+    content["versions"] = {"trl": "1.16.0"}  # which adds 1e-4 to the deviation, and has no other formula
+    path.write_bytes(gzip.compress(json.dumps(content).encode()))
+    assert replay_step(path)["advantages"].verdict == "different"
+
+
+def tokens_losses(batch):
+    """(8, 6), of each token: the clipped loss without a KL term, 0 where it is not in the loss."""
+    ratio = (batch["logps"] - batch["old_logps"]).exp()
+    advantages = batch["advantages"][:, None]
+    return -torch.min(ratio * advantages, ratio.clamp(0.8, 1.2) * advantages) * batch["mask"]
+
+
+def judged(batch, micro, path, **settings):
+    given = SETTINGS | {"beta": 0.0, "gradient_accumulation_steps": len(micro)} | settings
+    writer("write_step_torch")(path / "step.json.gz", batch, micro, given, 7, {"verl": "0.9.1"})
+    return replay_step(path / "step.json.gz")["loss"]
+
+
+@pytest.mark.parametrize("factor, verdict", [(1, "same"), (2, "different")])
+def test_micro_batches_may_weigh_as_their_rows_do(factor, verdict, batch, tmp_path):
+    rows = tokens_losses(batch).sum(1) / batch["mask"].sum(1)
+    micro = [(own, factor * float(rows[own].sum()) / 8, None) for own in NUMBERS]
+    loss = judged(batch, micro, tmp_path, loss_type="grpo")
+    assert loss.verdict == verdict and ("of 5, 3 rows weigh as their rows do" in loss.cause) == (verdict == "same"), (
+        loss
+    )
+
+
+def test_an_update_may_take_some_of_the_rows(batch, tmp_path):
+    own, tokens = tokens_losses(batch)[:4].sum(), batch["mask"][:4].sum()
+    loss = judged(batch, [([0, 1, 2, 3], float(own / tokens), None)], tmp_path)
+    assert loss.verdict == "same" and "takes 4 of 8 rows, and divides by their 15 tokens" in loss.cause, loss
+    assert judged(batch, [([0, 1, 2, 3], float(own / 20), None)], tmp_path).verdict == "different"
+
+
+def test_items_that_are_no_count_of_these_rows_are_asked_about(batch, tmp_path):
+    loss = judged(batch, [([*range(8)], float(tokens_losses(batch).sum() / 99), 99.0)], tmp_path)
+    assert loss.verdict == "cannot tell" and "divided by items=99, and 29 tokens of these rows" in loss.cause, loss
+
+
+@pytest.mark.parametrize("factor", [1, -10])
+def test_a_loss_that_is_0_by_any_formula_cannot_be_told(factor, batch, tmp_path):
+    batch["logps"] = batch["old_logps"]
+    rows = tokens_losses(batch).sum(1) / batch["mask"].sum(1)
+    loss = judged(batch, [([*range(8)], factor * float(rows.mean()), None)], tmp_path, loss_type="grpo")
+    assert loss.verdict == "cannot tell" and "is 0 with any sign, factor or divisor" in loss.cause, loss
+
+
+def test_settings_by_other_names_are_said_to_be_unread(batch, tmp_path):
+    micro = [([*range(8)], float(tokens_losses(batch).sum() / batch["mask"].sum()), None)]
+    loss = judged(batch, micro, tmp_path, clip_ratio_high=0.28, adam_beta2=0.95)
+    assert loss.verdict == "same" and loss.cause == "the file's settings clip_ratio_high are not read", loss
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "torch.bfloat16", "bf16"])
+def test_a_dtype_has_torchs_name_or_a_short_one(dtype, changed):
+    path = changed(lambda step: step.update(dtype=dtype))
+    assert load_step(path).step.dtype == "bfloat16"

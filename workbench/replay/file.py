@@ -20,9 +20,19 @@ from ..runs.secrets import hide_tokens, map_text
 from .batches import check_batches
 from .dump_stages import replay_dump
 from .dumps import is_dump
+from .foreign import with_choices
 from .grpo_math import LossRow
 from .report import StepReport
-from .stages import check_metrics, checked_rows, losses_of, stages_of_loss, stages_of_rows, with_deviations
+from .stages import (
+    TOLERANCES,
+    check_metrics,
+    checked_rows,
+    losses_of,
+    seen_by_value,
+    stages_of_loss,
+    stages_of_rows,
+    with_deviations,
+)
 from .step import MicroRows, SampledRow, Step, Turn
 
 _FORMAT = 2
@@ -40,6 +50,8 @@ _OF_TOKENS = (
     "ref_logps",
     "entropies",
 )  # the arrays of a row of the loss that have a number a token
+_DTYPES = {name: name for name in (*TOLERANCES, "float64")} | {"bf16": "bfloat16", "half": "float16", "fp16": "float16"}
+_DTYPES |= {"float": "float32", "fp32": "float32", "double": "float64"}
 _ARRAYS = ("own", "mask", "old_logps", "ref_logps", "sampled_logps", "correction")  # of a sampled row
 # Settings that are text and no path, host or credential; numbers and flags are all kept.
 _TEXTS: tuple[str, ...] = (
@@ -149,7 +161,15 @@ def _step_from(content: dict) -> Step:
     if isinstance(scale := settings["scale_rewards"], bool):  # TRL's config takes it too
         settings["scale_rewards"] = "group" if scale else "none"
     metrics = {name: _number(value) for name, value in content.get("metrics", {}).items()}
-    read = {"rows": rows, "turns": turns, "micro_batches": micro_batches, "settings": settings, "metrics": metrics}
+    dtype = str(content["dtype"]).removeprefix("torch.")
+    read = {
+        "dtype": _DTYPES.get(dtype, dtype),
+        "rows": rows,
+        "turns": turns,
+        "micro_batches": micro_batches,
+        "settings": settings,
+        "metrics": metrics,
+    }
     return _checked(Step(**content | arrays | read))
 
 
@@ -159,10 +179,14 @@ def _checked(step: Step) -> Step:
     Raises:
         ValueError: they do not; it names the first that does not.
     """
+    if step.dtype not in _DTYPES.values():
+        raise ValueError(f"dtype {step.dtype!r}: expected {', '.join(dict.fromkeys(_DTYPES.values()))}")
     if step.kind not in _KINDS:
         raise ValueError(f"kind {step.kind!r}: expected {' or '.join(_KINDS)}")
     if missing := [name for name in _NEEDED[step.kind] if step.settings.get(name) is None]:
         raise ValueError(f"settings without {' and '.join(missing)}")
+    if step.settings.get("loss_type") == "dr_grpo" and step.settings.get("max_completion_length") is None:
+        raise ValueError("settings without max_completion_length, by which loss_type 'dr_grpo' divides")
     if len(step.micro_batches) > step.settings["gradient_accumulation_steps"]:
         said = step.settings["gradient_accumulation_steps"]
         raise ValueError(f"{len(step.micro_batches)} micro-batches, and gradient_accumulation_steps is {said}")
@@ -181,6 +205,8 @@ def _checked(step: Step) -> Step:
     for number, micro in enumerate(step.micro_batches):
         for i, of_loss in enumerate(micro.rows):
             lengths = {name: len(array) for name in _OF_TOKENS if (array := getattr(of_loss, name)) is not None}
+            if np.ndim(of_loss.advantage):
+                lengths["advantage"] = len(of_loss.advantage)
             if micro.completion_mask is not None:
                 lengths["completion_mask"] = int(micro.completion_mask[i].sum())
             if len(set(lengths.values())) > 1:
@@ -237,8 +263,11 @@ def replay_step(path: str | os.PathLike) -> StepReport:
 def replay(saved: SavedStep) -> StepReport:
     step = saved.step
     losses = losses_of(step)
-    stages = [*stages_of_rows(step, saved.decode), check_batches(step)]
-    stages += [*stages_of_loss(step, losses), check_metrics(step, losses)]
+    ratios, correction, loss = stages_of_loss(step, losses)
+    stages = [*stages_of_rows(step, saved.decode), check_batches(step), ratios, correction, seen_by_value(losses, loss)]
+    if "trl" not in saved.versions:
+        stages = with_choices(step, losses, stages)
+    stages.append(check_metrics(step, losses))
     return StepReport(with_deviations(step, stages), checked_rows(step, losses, saved.decode), step.kind)
 
 

@@ -311,7 +311,7 @@ def check_advantages(step: Step, kl: np.ndarray | None = None) -> Stage:
         return Stage("advantages", "cannot tell", "the rewards of this step are not known")
     if any(_infinite(step, table).any() for table in step.rewards):
         return Stage("advantages", "cannot tell", "a reward is not finite, and its group has no mean")
-    used = _one_a_row(step)
+    used = advantage_of_rows(step)
     if used is None:
         cause = "the trainer gives each token an advantage of its own, and the definition gives one to each completion"
         return Stage("advantages", "cannot tell", cause)
@@ -380,8 +380,8 @@ def _explained(step: Step, stage: Stage, used: np.ndarray, expected: np.ndarray,
     return Stage("advantages", "cannot tell", cause, stage.largest, stage.where)
 
 
-def _one_a_row(step: Step) -> np.ndarray | None:
-    """(N,) of the sampled rows, None where the tokens of a row have different ones."""
+def advantage_of_rows(step: Step) -> np.ndarray | None:
+    """(N,), the advantage of each sampled row; None where the tokens of a row have different ones."""
     if all(table.ndim == 1 for table in step.advantages):
         return np.concatenate(step.advantages)
     values = []
@@ -539,10 +539,10 @@ def check_loss(step: Step, losses: Sequence[Loss | None]) -> Stage:
     router = np.array(step.router_losses) if len(step.router_losses) else np.zeros(len(used))
     used = used - router
     cause = f"loss_type {step.settings.get('loss_type', 'rloo')!r} gives another loss for these rows"
-    size = max([1e-9, *(loss.flat for loss in known), *(float(np.abs(s).sum()) for loss in known for s in loss.slopes)])
+    size = _size_of_losses(known)
     if np.abs(expected).max() > SAME * size:  # losses that are rounding say nothing of a factor
         times = float(used @ expected / (expected @ expected))
-        if np.abs(used - times * expected).max() < 1e-3 * np.abs(times * expected).max():
+        if np.abs(used - times * expected).max() < 1e-3 * np.abs(times * expected).max() and abs(times - 1) > 0.005:
             cause += f": {times:.3g} times as much"
     if not router.any() and _scored_in_float32(step):
         step = dataclasses.replace(step, dtype="float32")
@@ -554,6 +554,29 @@ def check_loss(step: Step, losses: Sequence[Loss | None]) -> Stage:
         of_all = f"cispo limits every ratio to epsilon_high={limit:g}, also one of 1, so that none weighs a token"
         said.append(f"{of_all}: TRL's default is of the other losses, 5 is usual here")
     return dataclasses.replace(stage, cause=", ".join(filter(None, said)))
+
+
+def _size_of_losses(losses: Sequence[Loss]) -> float:
+    """What a difference of losses is compared with: what the tokens of a row add up to without their signs."""
+    slopes = (float(np.abs(each).sum()) for loss in losses for each in loss.slopes)
+    return max([1e-9, *(loss.flat for loss in losses), *slopes])
+
+
+def seen_by_value(losses: Sequence[Loss | None], stage: Stage) -> Stage:
+    """The stage of a loss of which the value alone is known; not known where it is 0 whatever the sign, factor and divisor.
+
+    Advantages of a whole group add up to 0, and so does their loss where each ratio is 1 and each row weighs the same.
+    """
+    known = [loss for loss in losses if loss is not None]
+    if stage.verdict not in ("same", "rounding") or not known:
+        return stage
+    if max(abs(loss.value) for loss in known) > SAME * _size_of_losses(known):
+        return stage
+    if not any(np.any(each) for loss in known for each in loss.slopes):
+        return stage
+    cause = "the loss of these rows is 0 with any sign, factor or divisor, since their advantages add up to 0: "
+    cause += "keep a step after an update, or whose micro-batches hold parts of a group"
+    return dataclasses.replace(stage, verdict="cannot tell", cause=cause)
 
 
 def _upper_limit(step: Step) -> float:
