@@ -80,6 +80,7 @@ def test_json_has_an_object_for_each_case(project, capsys):
         ("no_loss:f --as dapo", "no_loss:f: ModuleNotFoundError: No module named 'no_loss'"),
         ("no_loss.py:f --as dapo", "no_loss.py: no such file; expected MODULE:FUNCTION or FILE.py:FUNCTION"),
         ("my_loss:advantages --as grpo", "a loss has no `rewards`: a function of these claims to be advantages"),
+        ("my_loss:policy_loss --as PPO", "PPO's clip is in dapo, grpo, bnpo and dr_grpo, which differ in the divisor"),
         ("my_exit:f --as dapo", "my_exit:f: SystemExit: 0"),
         ("my_loss:ends --as dapo", "none of the 39 cases of dapo has an answer: raised SystemExit: 0"),
         ("my_loss:policy --as dapo", "my_loss:policy: AttributeError"),
@@ -107,7 +108,7 @@ def test_the_example_of_the_page_is_the_same_in_each_case(tmp_path, monkeypatch,
     (tmp_path / "page_loss.py").write_text(code)
     monkeypatch.syspath_prepend(str(tmp_path))
     code, out, _ = call(capsys, "conform", "page_loss:policy_loss", "--as", "dapo")
-    assert code == 0 and "0 of 18 cases wrong" in out
+    assert code == 0 and "0 of 20 cases wrong" in out
 
 
 def test_pytest_gets_one_test_for_each_case(pytester):

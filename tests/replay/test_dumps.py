@@ -461,3 +461,92 @@ def test_the_command_names_framework_and_first_fault(tmp_path, capsys):
     assert main(["replay", str(SLIME), "--tokens", "0"]) == 2
     assert "a dump of another framework" in capsys.readouterr().err
     assert main(["replay", str(SLIME), "--step", "4"]) == 2
+
+
+NATS = np.random.default_rng(5).exponential(0.5, (16, 60))  # of 16 rows of 60 tokens, as the trainer scores them
+
+
+def nemo(folder, change):
+    """NeMo-RL's dump of 16 rows, whose sampler's numbers `change` makes of the trainer's and of noise."""
+    noise = np.random.default_rng(6).normal(0, 0.01, NATS.shape)
+    sampled = change(-NATS.copy(), noise * NATS)
+    lines = []
+    for i, (own, other) in enumerate(zip(-NATS, sampled, strict=True)):
+        line = {"token_ids": [900 + i // 8] * 4 + [*range(60)], "input_lengths": [64], "sample_loss_mask": [1.0]}
+        line |= {"token_loss_mask": [0] * 4 + [1] * 60, "rewards": [i % 2], "advantages": [0.0] * 64}
+        line |= {"prev_logprobs": [0.0] * 4 + own.tolist(), "generation_logprobs": [0.0] * 4 + other.tolist()}
+        lines.append(json.dumps(line))
+    path = folder / "train_data_step3.jsonl"
+    path.write_text("\n".join(lines))
+    return replay_step(path)["mismatch"]
+
+
+def another_row(own, noise):
+    own[5] = own[6]
+    return own + noise
+
+
+def one_row_shifted(own, noise):
+    own[5] = np.roll(own[5], 1)
+    return own + noise
+
+
+def one_row_older(own, noise):
+    own[5] -= 2
+    return own + noise
+
+
+def first_token(own, noise):
+    own[:, 0] = -9
+    return own + noise
+
+
+SAMPLERS = [
+    (lambda own, noise: own, "same", "0 nats a token"),
+    (lambda own, noise: own + noise, "rounding", "nats a token between trainer and sampler"),
+    (lambda own, noise: own + 4 * noise, "rounding", "nats a token between trainer and sampler"),
+    (another_row, "different", "row 5 has those of row 6"),
+    (one_row_shifted, "different", "in row 5 the sampler's stand one token later"),
+    (one_row_older, "cannot tell", "2 in 1 rows"),
+    (first_token, "cannot tell", "for the first token of each row"),
+    (
+        lambda own, noise: own * 0.95 + noise,
+        "cannot tell",
+        "is 5% of a log-prob, as if one of the two divided by another",
+    ),
+]
+
+
+@pytest.mark.parametrize("change, verdict, says", SAMPLERS)
+def test_a_sampler_is_compared_row_by_row(change, verdict, says, tmp_path):
+    stage = nemo(tmp_path, change)
+    assert stage.verdict == verdict and says in stage.cause, stage
+
+
+def areal(folder, counted, sure=0):
+    """AReaL's dump of 16 rows of 5 + 9 tokens, of which a tool wrote three and the places `counted` are in the loss, too."""
+    ids = torch.arange(16 * 14).view(16, 14)
+    logps = -torch.rand(16, 14) - 0.1
+    logps[:, :5] = logps[:, 8:11] = 0.0
+    logps[:, 11 : 11 + sure] = 0.0
+    mask = (logps != 0).int()
+    mask[:, 11:] = 1
+    mask[:, counted] = 1
+    whole = {"input_ids": ids, "attention_mask": torch.ones_like(ids), "loss_mask": mask, "logprobs": logps}
+    torch.save([whole | {"rewards": torch.rand(16)}], folder / "step_000003.pt")
+    return replay_step(folder / "step_000003.pt")["mask"]
+
+
+COUNTED = [
+    ([], 0, "same", "no other token has a log-prob"),
+    ([], 2, "same", "no other token has a log-prob"),  # two sure tokens in a row
+    ([8, 9, 10], 0, "cannot tell", "those of a prompt or a tool"),
+    ([*range(5)], 0, "different", "their very first token in the loss"),
+    ([4], 0, "cannot tell", "is it the last token of a prompt?"),
+]
+
+
+@pytest.mark.parametrize("counted, sure, verdict, says", COUNTED)
+def test_tokens_that_nobody_sampled_are_seen_in_a_mask(counted, sure, verdict, says, tmp_path):
+    mask = areal(tmp_path, counted, sure)
+    assert mask.verdict == verdict and says in mask.cause, mask

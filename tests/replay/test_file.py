@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 import trl
-from conftest import daily
+from conftest import ROOT, daily
 from step_cases import FAULTS, HEALTHY, length, make
 
 from workbench import attach_watch
@@ -27,6 +27,7 @@ from workbench.watch.attach import StepCheck
 pytestmark = pytest.mark.slow
 
 RLOO = trl.RLOOTrainer
+DUMPS = ROOT / "tests" / "replay" / "dumps"
 
 WITHOUT_A_MODEL = ("ends", "mask", "rewards", "advantages", "batches", "loss", "metrics")
 
@@ -157,6 +158,9 @@ def test_replay_says_which_steps_there_are(run, tmp_path, capsys):
         ([run], "several steps are recorded; name one with --step: 1, 3"),
         ([tmp_path, "--step", "2"], "no step is recorded; give record_steps=[1, 50] to GRPOTrainer"),
         ([run / "steps/step-000001.json.gz", "--step", "2"], "is step 1"),
+        ([run / "steps/step-1.json.gz"], "step-1.json.gz: no such file"),
+        (["5.jsonl"], "5.jsonl: no such file"),
+        ([DUMPS / "verl"], "may be another framework's dumps (3.jsonl); give one"),
         ([run, "--step", "1", "--tokens", "99"], "--tokens 99: the loss took 8 completions, from 0 on"),
     ]
     for arguments, said in cases:

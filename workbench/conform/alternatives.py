@@ -29,7 +29,9 @@ _OF_EACH_MICRO_BATCH = Alternative(
 )  # a token of a short micro-batch counts more
 _CLIPS_AND_MEANS = (
     Alternative("dual clip: with a negative advantage a ratio counts 3 at most", {"delta": 3.0}),
+    Alternative("dual clip: with a negative advantage a ratio counts 10 at most", {"delta": 10.0}),
     Alternative("clip-higher: the upper limit is 1.28", {"epsilon_high": 0.28}),
+    Alternative("the limits of GSPO's paper", {"epsilon": 3e-4, "epsilon_high": 4e-4}),
     Alternative("divisor: the tokens of the step", {"loss_type": "dapo"}),
     Alternative("divisor: the tokens of each row, then the rows", {"loss_type": "grpo"}),
     Alternative("divisor: a constant, rows * max_completion_length", {"loss_type": "dr_grpo"}),

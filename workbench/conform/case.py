@@ -4,10 +4,10 @@ The function gets what its parameters name, each a field of `Case` or a setting 
 parameter called `case` gets all. Two examples, which are whole adapters:
 
     @with_torch
-    def policy_loss(logps, old_logps, advantages, mask, total_tokens):  # float64 tensors; returns a scalar
+    def policy_loss(logps, old_logps, advantages, mask, total_tokens, processes):  # float64 tensors; returns a scalar
         ratio = (logps - old_logps).masked_fill(mask == 0, 0).exp()
         loss = -torch.min(ratio * advantages[:, None], ratio.clamp(0.8, 1.2) * advantages[:, None])
-        return (loss * mask).sum() / max(total_tokens, 1)
+        return processes * (loss * mask).sum() / max(total_tokens, 1)
 
     def advantages(rewards, groups):  # NumPy arrays; returns one number a row
         ...

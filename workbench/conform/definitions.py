@@ -125,6 +125,12 @@ _PLAIN = asdict(LossSettings(max_completion_length=LENGTH)) | {
 VARIED: dict[str, Any] = {"ddof": 1, "added": 1e-4, "alone": 0.0}
 
 
+_OTHERWISE = {
+    "ppo": "PPO's clip is in dapo, grpo, bnpo and dr_grpo, which differ in the divisor; ",
+    "gmpo": "no case has GMPO; ",
+}  # names that stand for several definitions, or for none
+
+
 def definition_of(name: str) -> Definition:
     """A definition by its name.
 
@@ -132,7 +138,7 @@ def definition_of(name: str) -> Definition:
         ParameterError: for another name.
     """
     if name not in DEFINITIONS:
-        hint = did_you_mean(name, DEFINITIONS)
+        hint = _OTHERWISE.get(name.lower()) or did_you_mean(name, DEFINITIONS)
         raise ParameterError(f"definition {name!r} (--as): {hint}expected one of {', '.join(DEFINITIONS)}")
     return DEFINITIONS[name]
 

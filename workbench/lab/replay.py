@@ -3,7 +3,7 @@
 import json
 from pathlib import Path
 
-from ..errors import ParameterError
+from ..errors import ParameterError, RunError
 from ..replay.dump_stages import report_of
 from ..replay.dumps import Dump, is_dump, load_dump
 from ..replay.file import SavedStep, files_of, load_step
@@ -38,6 +38,8 @@ def _files(run: str, number: int | None, root: Path | None) -> list[Path]:
         return [place]
     if place.is_dir():
         return files_of(place, number)
+    if is_dump(place) or place.suffix == ".gz":
+        raise RunError(f"{run}: no such file")
     from .batch.manage import find_run  # loads what looks at processes
 
     return files_of(find_run(run, root).path, number)

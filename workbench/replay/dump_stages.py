@@ -21,6 +21,11 @@ _CLOSE = 1e-3  # of advantages, relative to their size
 _CLOSE_HALF = 2.0**-7  # where they are in bfloat16: one rounding of the difference, one of the quotient
 _BLIND = 0.1  # share of the differences of rewards: where float32 rounds them by more, a fault could hide in it
 _SMALLEST = 1e-6  # that is added to a standard deviation
+_IN_A_ROW = 3  # tokens whose probability is 1 in float32
+_LONG = 8  # tokens of a row, or rows, below which a mean says little
+_MUCH = 0.3  # nats a token, of a row or a place
+_MANY, _SLOPE = 500, 0.025  # tokens, and share of a log-prob; a temperature of 0.9 makes it 0.04
+_Logps = tuple[np.ndarray, np.ndarray, np.ndarray]  # as `_both_logps` gives them
 Formula = Callable[[np.ndarray], np.ndarray]  # of the rewards of a group, (G,) to (G,)
 
 
@@ -102,11 +107,18 @@ def _mask(dump: Dump) -> Stage:
     if outside:
         said = f"{counted}; {len(outside)} rows hold sampled tokens that do not, and nothing says why"
         return Stage("mask", "cannot tell", said, where=places(outside))
+    if first := [i for i, row in enumerate(dump.rows) if row.group == ()]:
+        cause = f"{len(first)} rows have their very first token in the loss, for which no model has a probability"
+        return Stage("mask", "different", f"{cause}: the prompt is trained", where=places(first))
     foreign = [i for i, row in enumerate(dump.rows) if _not_sampled(row)]
     if foreign:
-        said = f"{counted}; {len(foreign)} rows have tokens in the loss to which the sampler gave no log-prob: "
+        said = f"{counted}; {len(foreign)} rows have tokens in the loss to which the sampler gave no log-prob, or one of 0: "
         said += "those of a prompt or a tool are not for the loss"
         return Stage("mask", "cannot tell", said, where=places(foreign))
+    starts = [_in_loss(row, row.sampled_logps)[:1] for row in dump.rows if row.trainer_logps is None]
+    if len(starts) >= _LONG and all(len(each) and each[0] == 0 for each in starts):
+        said = f"{counted}; the first of each row has a log-prob of exactly 0: is it the last token of a prompt?"
+        return Stage("mask", "cannot tell", said)
     if all(row.sampled_logps is not None for row in dump.rows):
         return Stage("mask", "same", f"{counted}, and no other token has a log-prob of the sampler")
     return Stage("mask", "cannot tell", f"{counted}; the dump holds nothing to compare them with")
@@ -120,10 +132,16 @@ def _sampled_outside(row: DumpRow) -> bool:
 
 
 def _not_sampled(row: DumpRow) -> bool:
-    """True if a token in the loss has no log-prob of the sampler, or 0 where the trainer's is another."""
+    """True if a token in the loss has no log-prob of the sampler, or 0 where the trainer's is another.
+
+    Without the trainer's, several of 0 in a row: a sure token has it too, and seldom so many.
+    """
     sampled, own = _in_loss(row, row.sampled_logps), _in_loss(row, row.trainer_logps)
-    likely = np.zeros(len(sampled)) if len(own) != len(sampled) else np.nan_to_num(own)
-    return bool((np.isnan(sampled) | ((sampled == 0) & (likely < -TOLERANCES["bfloat16"].largest))).any())
+    if len(own) == len(sampled):
+        zeros = (sampled == 0) & (np.nan_to_num(own) < -TOLERANCES["bfloat16"].largest)
+    else:
+        zeros = np.convolve(sampled == 0, np.ones(_IN_A_ROW), "valid") >= _IN_A_ROW if len(sampled) else sampled
+    return bool(np.isnan(sampled).any() or np.any(zeros))
 
 
 def _rewards(dump: Dump) -> Stage:
@@ -362,18 +380,84 @@ def _mismatch(dump: Dump) -> Stage:
         return Stage("mismatch", "cannot tell", "no token in the loss has both log-probs")
     mean, largest = float(np.abs(apart).mean()), float(np.abs(apart).max())
     said = f"{mean:.3g} nats a token between trainer and sampler"
-    if mean <= TOLERANCES["bfloat16"].mean:
-        return Stage("mismatch", "same" if largest <= SAME else "rounding", said, largest)
+    if largest <= SAME:
+        return Stage("mismatch", "same", said, largest)
     for shift, way in ((1, "earlier"), (-1, "later")):
         moved = np.concatenate([_moved_apart(*arrays, shift) for arrays in rows])
-        if len(moved) > 1 and np.abs(moved).mean() <= TOLERANCES["bfloat16"].mean:
+        if len(moved) > 1 and np.abs(moved).mean() <= TOLERANCES["bfloat16"].mean < mean:
             cause = f"{said}: the sampler's log-probs stand one token {way} than the trainer's"
             return Stage("mismatch", "different", cause, largest)
+    if found := _odd_rows(rows) or _odd_place(rows) or _as_of_a_temperature(rows):
+        verdict, cause, where = found
+        return Stage("mismatch", verdict, f"{said}: {cause}", largest, where)
+    if mean <= TOLERANCES["bfloat16"].mean:
+        return Stage("mismatch", "rounding", said, largest)
     cause = f"{said}: the weights are newer than those that sampled, or one of the two scores in another way"
     return Stage("mismatch", "cannot tell", cause, largest)
 
 
-def _both_logps(row: DumpRow) -> tuple[np.ndarray, np.ndarray, np.ndarray] | None:
+def _odd_rows(rows: Sequence[_Logps]) -> tuple[str, str, str] | None:
+    """Verdict, cause and place of rows that are much further apart than the usual one; None where there are none."""
+    means = np.array([_mean_apart(*row) for row in rows])
+    long = np.array([(mask > 0).sum() >= _LONG for _, _, mask in rows])
+    if not long.any():
+        return None
+    usual = float(np.median(means[long]))
+    odd = [int(i) for i in np.flatnonzero(long & (means > max(_MUCH, 10 * usual)))]
+    if not odd or len(odd) * 2 > long.sum():
+        return None
+    said = f"{np.mean(means[odd]):.3g} in {len(odd)} rows, {usual:.3g} in the usual one"
+    for i in odd:
+        own, sampled, mask = rows[i]
+        for shift, way in ((1, "earlier"), (-1, "later")):
+            moved = _moved_apart(own, sampled, mask, shift)
+            if len(moved) and np.abs(moved).mean() <= TOLERANCES["bfloat16"].mean:
+                return "different", f"{said}; in row {i} the sampler's stand one token {way}", places(odd)
+        for other, (owns, _, masks) in enumerate(rows):
+            if other != i and np.array_equal(mask, masks) and _mean_apart(owns, sampled, mask) <= usual + SAME:
+                return "different", f"{said}; row {i} has those of row {other}", places(odd)
+    return "cannot tell", f"{said}: were they sampled with older weights, or scored behind other tokens?", places(odd)
+
+
+def _odd_place(rows: Sequence[_Logps]) -> tuple[str, str, str] | None:
+    """As `_odd_rows`, of the first or last token of each row, where they are much further apart than the others."""
+    ends = [(own - sampled)[mask > 0] for own, sampled, mask in rows]
+    ends = [np.abs(each[np.isfinite(each)]) for each in ends]
+    ends = [each for each in ends if len(each) >= _LONG]
+    if len(ends) < _LONG:
+        return None
+    inner = float(np.concatenate([each[1:-1] for each in ends]).mean())
+    for place, name in ((0, "first"), (-1, "last")):
+        mean = float(np.mean([each[place] for each in ends]))
+        if mean > max(_MUCH, 10 * inner):
+            cause = f"{mean:.3g} for the {name} token of each row, {inner:.3g} for others: is it scored behind the same tokens?"
+            return "cannot tell", cause, ""
+    return None
+
+
+def _as_of_a_temperature(rows: Sequence[_Logps]) -> tuple[str, str, str] | None:
+    """As `_odd_rows`, of a difference that is a share of the log-prob, as of another temperature; rounding is none."""
+    own, sampled = (np.concatenate([row[k][row[2] > 0] for row in rows]) for k in (0, 1))
+    known = np.isfinite(own) & np.isfinite(sampled)
+    x, y = ((own + sampled) / 2)[known], (own - sampled)[known]
+    x = x - x.mean()
+    if len(x) < _MANY or not (x @ x):
+        return None
+    slope = float(x @ y / (x @ x))
+    error = float(np.sqrt(x**2 @ (y - y.mean() - slope * x) ** 2) / (x @ x))
+    if abs(slope) < max(_SLOPE, 6 * error):
+        return None
+    cause = f"the difference is {abs(slope):.0%} of a log-prob, as if one of the two divided by another temperature"
+    return "cannot tell", cause, ""
+
+
+def _mean_apart(own: np.ndarray, sampled: np.ndarray, mask: np.ndarray) -> float:
+    apart = np.abs(own - sampled)[mask > 0]
+    apart = apart[np.isfinite(apart)]
+    return float(apart.mean()) if len(apart) else 0.0
+
+
+def _both_logps(row: DumpRow) -> _Logps | None:
     """(T,) each: the trainer's log-probs, the sampler's, and the mask; None where one is missing or of another length."""
     if row.trainer_logps is None or row.sampled_logps is None or row.mask is None:
         return None

@@ -291,6 +291,11 @@ def files_of(folder: Path, number: int | None) -> list[Path]:
     """
     steps = saved_steps(folder)
     if not steps:
+        if dumps := sorted(path.name for path in folder.glob("*[0-9].*") if is_dump(path)):
+            shown = ", ".join(dumps[:3]) + ", ..." * (len(dumps) > 3)
+            raise RunError(
+                f"{folder}: no recorded step, but files that may be another framework's dumps ({shown}); give one"
+            )
         how = "give record_steps=[1, 50] to GRPOTrainer, RLOOTrainer, train or attach_watch, and train again"
         raise RunError(f"{folder}: no step is recorded; {how}")
     recorded = ", ".join(map(str, [*steps][:20])) + ", ..." * (len(steps) > 20)
