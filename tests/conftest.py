@@ -57,7 +57,7 @@ NOTEBOOKS = sorted((ROOT / "notebooks").glob("[0-9][0-9]_*.ipynb"))
 HELPERS = Path(__file__).parent / "helpers"  # scripts that need a process of their own, and what several tests share
 # The one release with PPO packs no rows, and its AsyncGRPO cannot be imported next to this vLLM.
 collect_ignore = (
-    ["watch/test_async.py", "watch/test_named_faults.py", "watch/test_planted_faults.py"]
+    [f"watch/test_{name}.py" for name in ("async", "named_faults", "planted_faults", "sceptics_trainers")]
     if HAS_PPO
     else ["training/test_ppo.py"]
 )

@@ -155,7 +155,7 @@ def _step_from(content: dict) -> Step:
         for row in content["rows"]
     ]
     turns = content.get("turns") and [Turn(**turn) for turn in content["turns"]]
-    arrays |= {"returned": _array(content["returned"])}
+    arrays |= {name: _array(content.get(name)) for name in ("returned", "kl")}
     micro_batches = [_micro_rows(micro) for micro in content["micro_batches"]]
     settings = _DEFAULTS | content["settings"]
     if isinstance(scale := settings["scale_rewards"], bool):  # TRL's config takes it too

@@ -8,7 +8,7 @@ Source: `trl/experimental/async_grpo/packing.py`.
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -154,6 +154,7 @@ def check_packed_mask(batches: Sequence[Packed]) -> Stage:
 
 def check_queued_advantages(step: Step, batches: Sequence[Packed]) -> Stage:
     """Check that each token has its row's advantage, and that the advantages of a group follow from its rewards."""
+    step = replace(step, dtype="float32")  # of which they are, whatever the model computes in
     used = np.concatenate([packed.advantages for packed in batches])
     own = np.concatenate([_of_rows(packed, [row.advantage for row in packed.rows]) for packed in batches])
     stage = compared("advantages", step, used, own, "tokens have another advantage than their row in the queue")
@@ -171,7 +172,41 @@ def check_queued_advantages(step: Step, batches: Sequence[Packed]) -> Stage:
     if wrong:
         cause = f"the advantages of {len(wrong)} of {len(several)} groups do not follow from their rewards"
         return Stage("advantages", "different", cause, where=f"groups {wrong[:5]}")
-    return Stage("advantages", stage.verdict, f"{len(several)} groups", stage.largest)
+    said = f"{len(several)} groups"
+    size = step.settings["num_generations"]
+    whole = [rows for rows in several.values() if len(rows) == size and all(map(_is_scored, rows))]
+    if not whole:
+        return Stage(
+            "advantages", stage.verdict, f"{said}; none is whole here, so their means are not known", stage.largest
+        )
+    off = [rows for rows in whole if _off_mean(rows) > tolerance_of(step).value]
+    fits = [rows for rows in off if _off_deviation(rows) <= tolerance_of(step).value]
+    names = places([rows[0].group for rows in fits or off], "groups")
+    if fits:
+        cause = f"{len(fits)} of {len(whole)} groups have another baseline than the mean of their rewards"
+        return Stage("advantages", "different", cause, where=names)
+    if off:
+        cause = f"{len(off)} of {len(whole)} groups have another mean and deviation than the rewards of their rows here"
+        return Stage("advantages", "cannot tell", cause, where=names)
+    return Stage("advantages", stage.verdict, said, stage.largest)
+
+
+def _is_scored(row: QueuedRow) -> bool:
+    return row.reward is not None and row.reward_std is not None and not math.isnan(row.reward)
+
+
+def _off_mean(rows: Sequence[QueuedRow]) -> float:
+    """By how much the mean that the advantages of a whole group give is off that of its rewards."""
+    rewards = np.array([row.reward for row in rows], dtype=float)
+    spreads = np.array([row.reward_std for row in rows], dtype=float)
+    implied = rewards - np.array([row.advantage for row in rows]) * (spreads + _SMALL)
+    return float(np.abs(implied - rewards.mean()).max()) / max(1.0, float(np.abs(rewards).max()))
+
+
+def _off_deviation(rows: Sequence[QueuedRow]) -> float:
+    """By how much the deviation that the rows of a whole group say is off that of its rewards."""
+    spread = float(np.array([row.reward for row in rows], dtype=float).std())
+    return max(abs(spread - float(row.reward_std or 0.0)) for row in rows) / max(1.0, spread)
 
 
 def _spread_of_means(rows: Sequence[QueuedRow]) -> float:

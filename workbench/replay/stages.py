@@ -59,6 +59,7 @@ SAME = 1e-5  # below this numbers are the same in fp32
 # Where rounding may be larger than this share of the largest advantage (or of 1, if that is larger), a fault cannot be seen.
 _BLIND = 0.1
 _NO_ADVANTAGE = 1e-9  # the largest advantage, below which there is none
+_A_KL = 1e-3  # nats a row, which half precision can hide
 _ZERO_STD = 1e-8  # up to which TRL counts a standard deviation as 0
 # Settings that a trainer copies from its args, and the stage that each decides.
 SETTING_STAGES = {
@@ -298,6 +299,50 @@ def check_advantages(step: Step, kl: np.ndarray | None = None) -> Stage:
     Args:
         kl: (N,), of each row from the reference, which RLOO with `beta` takes off its reward; None: not known.
     """
+    if not _has_kl_in_rewards(step) or step.kl is None:
+        return _compared_advantages(step, kl)
+    if np.isnan(step.kl).any():
+        return _without_kl(step, _compared_advantages(step, kl), kl)
+    # With the trainer's own numbers half precision hides nothing of what it makes of them.
+    by_own = _compared_advantages(dataclasses.replace(step, dtype="float32"), step.kl)
+    if by_own.verdict == "different":
+        return dataclasses.replace(by_own, cause=_why_other_kl(step) or by_own.cause)
+    by_alone = by_own if kl is None else _compared_advantages(step, kl)
+    if by_alone.verdict == "different":
+        return by_alone
+    if by_own.verdict not in ("same", "rounding") or np.abs(step.kl).max(initial=0.0) > SAME:
+        return by_own
+    said = "the KL from the reference is 0 in this step, so that its sign and beta are not seen"
+    if kl is not None and (most := float(np.abs(kl).max(initial=0.0))) > _A_KL:
+        said = f"the KL in the rewards is 0, and up to {most:.2g} where each row is scored alone: is the reference the policy?"
+        return dataclasses.replace(by_own, verdict="cannot tell", cause=said)
+    return dataclasses.replace(by_own, cause="; ".join(filter(None, [by_own.cause, said])))
+
+
+def _without_kl(step: Step, stage: Stage, kl: np.ndarray | None) -> Stage:
+    """The stage of a trainer that scores no reference while it makes the rewards, though `beta` is not 0."""
+    plain = dataclasses.replace(step, settings=step.settings | {"beta": 0.0}, dtype="float32")
+    without, moved = _compared_advantages(plain), kl is not None and np.abs(kl).max(initial=0.0) > SAME
+    said = f"beta={step.settings['beta']:g}, and the reference is not scored for the rewards"
+    if without.verdict in ("same", "rounding"):
+        verdict = "different" if moved else "cannot tell"
+        return dataclasses.replace(without, verdict=verdict, cause=f"{said}: no KL is taken off them")
+    if stage.verdict == "different":
+        return stage
+    return dataclasses.replace(stage, verdict="cannot tell", cause="; ".join(filter(None, [said, stage.cause])))
+
+
+def _why_other_kl(step: Step) -> str:
+    """Words for advantages that follow from another multiple of the KL; empty where none of these gives them."""
+    for times, words in ((0.0, "no KL is taken off the rewards"), (-1.0, "the KL is added to the rewards")):
+        other = dataclasses.replace(step, dtype="float32", kl=None)
+        if _compared_advantages(other, times * np.asarray(step.kl)).verdict in ("same", "rounding"):
+            return f"{words}, where beta={step.settings['beta']:g} takes it off"
+    return ""
+
+
+def _compared_advantages(step: Step, kl: np.ndarray | None = None) -> Stage:
+    """As `check_advantages`, with one KL."""
     alone = step.processes > 1 and _has_kl_in_rewards(step)  # the KL of other processes' rows is not known
     if alone and step.settings["normalize_advantages"]:
         cause = "advantages are normalized over all processes, and the KL in the rewards of the others is not known"
@@ -553,6 +598,8 @@ def check_loss(step: Step, losses: Sequence[Loss | None]) -> Stage:
     if step.settings.get("loss_type") == "cispo" and (limit := _upper_limit(step)) < 1:
         of_all = f"cispo limits every ratio to epsilon_high={limit:g}, also one of 1, so that none weighs a token"
         said.append(f"{of_all}: TRL's default is of the other losses, 5 is usual here")
+    if step.settings.get("use_adaptive_entropy"):
+        said.append("how entropy_coef adapts from step to step is not checked")
     return dataclasses.replace(stage, cause=", ".join(filter(None, said)))
 
 
@@ -638,6 +685,10 @@ def _logged_of_generation(step: Step) -> tuple[dict[str, float], dict[str, float
     off = row_rounding(step.rewards[0], step.settings["reward_weights"])
     expected = {"reward": float(np.nanmean(rewards))}
     roundings = {"reward": float(mean_rounding(rewards)[0] + off.mean())}
+    if step.kl is not None and step.processes == 1 and not np.isnan(step.kl).any():
+        tokens = max(1.0, float(sum(row.mask.sum() for row in step.rows)))
+        expected["kl"] = float(step.kl.sum()) / tokens
+        roundings["kl"] = tolerance_of(step).value * float(np.abs(step.kl).sum()) / tokens
     spread = {"reward_std": (rewards, off)}
     names = step.settings.get("reward_func_names") or []
     for name, column in zip(names, step.rewards[0].T, strict=False):

@@ -161,6 +161,9 @@ class Step:
     logged: Sequence[Mapping[str, float]] = ()
     # In the loss of each generation, counted in all processes; empty where they were not.
     tokens: Sequence[float] = ()
+    # (N of this process,), from the reference, that RLOO takes off the rewards, as its trainer has it; NaN where it scored no
+    # reference. None: not known.
+    kl: np.ndarray | None = None
 
     @property
     def num_generations(self) -> int:

@@ -69,6 +69,14 @@ def record_distillation_step(trainer: Any, batch: list[dict] | None = None) -> D
     return record
 
 
+def rows_of(inputs: Mapping[str, torch.Tensor]) -> list[tuple]:
+    """The tokens of each row of a micro-batch without its padding: prompt, None, completion."""
+    parts = zip(
+        *(inputs[f"{part}_{what}"] for part in ("prompt", "completion") for what in ("ids", "mask")), strict=True
+    )
+    return [(*ids[mask.bool()].tolist(), -1, *own[there.bool()].tolist()) for ids, mask, own, there in parts]
+
+
 def _computed_dtype(hidden: torch.Tensor) -> torch.dtype:
     kind = hidden.device.type
     return torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else hidden.dtype

@@ -587,6 +587,9 @@ class StepListener:
     def __init__(self, trainer: Any, record: StepRecord, guarded: Callable = lambda note, *args: note(*args)):
         self._trainer, self._record, self._guarded = trainer, record, guarded
         self._scored: list[tuple] = []  # log-probs, entropies and what else there is, for the loss that is open
+        self._of_samples: list[
+            torch.Tensor
+        ] = []  # log-probs of the samples that a generation is scored with, (N, T) each
         self._asked: list[tuple] = []  # what policy or engine were asked in this turn, and what they sampled
         self._stepping = self._generating = False  # inside of `training_step`, of a generation
         self._prompts: list | None = None  # of the data rows from which the last generation sampled
@@ -682,11 +685,14 @@ class StepListener:
             record.stale = False
         rows, before, sampled = apart(inputs) if record.open else inputs, counts_of(record), len(record.generated)
         self._generating = True
+        self._of_samples.clear()
         try:
             result = original(inputs)
         finally:
             self._generating = False
         if record.open:
+            if getattr(self._trainer, "beta", 0.0):
+                self._guarded(self._note_kl, result)
             record.inputs.extend(rows)
             self._prompts = [row.get("prompt") for row in rows]
             if hasattr(self._trainer, "environments") and len(record.generated) == sampled + 1:
@@ -699,8 +705,18 @@ class StepListener:
         record.open = False
         return result
 
+    def _note_kl(self, output: Any) -> None:
+        """Note what RLOO takes off the rewards: TRL scores the samples with the policy, then with the reference."""
+        if len(self._of_samples) in (1, 2):
+            scored = self._of_samples[0]
+            ref = self._of_samples[1] if len(self._of_samples) == 2 else torch.full_like(scored, torch.nan)
+            penalty = self._trainer.beta * ((scored - ref) * output["completion_mask"]).sum(-1)  # in TRL's own dtype
+            self._record.kl.append(penalty.double() / self._trainer.beta)
+
     def _around_scoring(self, original: Callable, *args: Any, **kwargs: Any):
         result = original(*args, **kwargs)
+        if self._generating and self._record.open:
+            self._of_samples.append(result[0].detach())
         if kwargs.get("compute_entropy") and self._record.losses:  # the scoring of samples asks for no entropies
             self._guarded(self._note_detached, *result[:2])
             self._scored.append(tuple(x.detach() if torch.is_tensor(x) else x for x in result))

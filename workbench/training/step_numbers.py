@@ -43,6 +43,11 @@ def is_gmpo(trainer: Any) -> bool:
     return any(base.__module__ == "trl.experimental.gmpo.gmpo_trainer" for base in type(trainer).__mro__)
 
 
+# Fields that the config of TRL's GMPOTrainer inherits and its loss does not read, at the values that its loss has.
+_UNREAD_BY_GMPO = {"importance_sampling_level": "token", "use_bias_correction_kl": False, "delta": None}
+_UNREAD_BY_GMPO |= {"entropy_coef": 0.0, "use_adaptive_entropy": False, "off_policy_mask_threshold": None}
+
+
 def step_of(trainer: Any, kind: str, record: StepRecord) -> Step:
     """Return what a trainer used, as plain numbers."""
     args, outputs = trainer.args, record.outputs
@@ -55,8 +60,12 @@ def step_of(trainer: Any, kind: str, record: StepRecord) -> Step:
         "router_aux_loss_coef": router_coefficient(trainer),
     }
     if is_gmpo(trainer):
-        unread = {"importance_sampling_level": "token", "use_bias_correction_kl": False, "delta": None}
-        settings |= {"loss_type": "gmpo"} | unread
+        settings |= {"loss_type": "gmpo"} | _UNREAD_BY_GMPO
+        defaults = {each.name: each.default for each in dataclasses.fields(args)}
+        unread = [n for n in _UNREAD_BY_GMPO if n in defaults and getattr(args, n) != defaults[n]]
+        if unread:
+            said = ", ".join(f"{name}={getattr(args, name)}" for name in unread)
+            record.notice("loss", "cannot tell", f"GMPO's loss does not read {said}", over=("same", "rounding"))
     if begun:  # a callback may have changed the trainer, which then does what it should
         settings |= _settings_of_now(trainer, deviations)
     rows = list(_sampled_rows(trainer, record))
@@ -87,7 +96,15 @@ def step_of(trainer: Any, kind: str, record: StepRecord) -> Step:
         tokens=record.tokens,
         reused=record.reused,
         router_losses=_router_losses(trainer, kind, record),
+        kl=_kl_in_rewards(kind, record),
     )
+
+
+def _kl_in_rewards(kind: str, record: StepRecord) -> np.ndarray | None:
+    """(N,) of this process's rows, as RLOO takes it off the rewards; None for others, and where it was not taken down."""
+    if kind != "RLOO" or len(record.kl) != len(record.outputs) or not record.kl:
+        return None
+    return torch.cat(record.kl).numpy(force=True)
 
 
 def _returned_loss(record: StepRecord) -> dict[str, float]:

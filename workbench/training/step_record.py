@@ -55,6 +55,8 @@ class StepRecord:
     states: set[str] = field(default_factory=set)  # the same at each call
     drawn_alike: bool = False  # in another process it was the same
     outputs: list[Mapping[str, Any]] = field(default_factory=list)  # of each generation, as the loss will get it
+    # (N of this process,) of each generation, as RLOO takes it off the rewards; NaN where the reference was not scored.
+    kl: list[torch.Tensor] = field(default_factory=list)
     tokens: list[float] = field(default_factory=list)  # in the loss of each generation, counted in all processes
     micro_batches: list[MicroBatch] = field(default_factory=list)
     metrics: dict[str, list[float]] = field(default_factory=dict)
@@ -87,6 +89,7 @@ class StepRecord:
             self.texts,
             self.seeding,
             self.outputs,
+            self.kl,
             self.noticed,
         ):
             part.clear()

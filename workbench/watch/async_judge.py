@@ -19,7 +19,7 @@ from ..training.async_numbers import async_step_of, packed_batches
 from ..training.record_async import AsyncRecord
 from ..training.record_step import dropouts_of
 from ..training.rows import policy_of
-from .judge import COPIES, Judge, text_key
+from .judge import COPIES, Judge, chance_of_copies, text_key
 from .update_stage import update_stage
 
 _TREE = "tree_fa3"  # TRL's attention of packed rows, which takes no row alone
@@ -62,7 +62,7 @@ class AsyncJudge(Judge):
             return super().sampling()
 
     def _improbable_copies(self) -> list[list[int]]:
-        """The groups of rows that hold one completion, beyond chance, by row; a queue keeps no order of groups."""
+        """The rows of each completion that a group holds more than once, beyond chance; a queue keeps no order of groups."""
         groups: dict[int, list[int]] = {}
         queued = [row for packed in self.packed for row in packed.rows]
         for i, (row, each) in enumerate(zip(self.step.rows, queued, strict=True)):
@@ -70,10 +70,12 @@ class AsyncJudge(Judge):
                 groups.setdefault(each.group, []).append(i)
         copies = []
         for rows in groups.values():
-            keys = {text_key(self.step.rows[i].prompt_ids, self.step.rows[i].ids) for i in rows}
-            likely = (len(rows) - 1) * float(self.alone[next(iter(keys))].logps.sum())
-            if len(rows) == self.step.num_generations and len(keys) == 1 and likely < COPIES:
-                copies.append(rows)
+            equal: dict[tuple, list[int]] = {}
+            for i in rows:
+                equal.setdefault(text_key(self.step.rows[i].prompt_ids, self.step.rows[i].ids), []).append(i)
+            for key, same in equal.items():
+                if chance_of_copies(len(same), len(rows), float(self.alone[key].logps.sum())) < COPIES:
+                    copies.append(same)
         return copies
 
     def logprobs(self) -> Stage:

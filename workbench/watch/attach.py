@@ -31,6 +31,7 @@ from ..training.engine import hook
 from ..training.optimizer_step import has_modes
 from ..training.processes import StepNotChecked, all_failed, check_engine, held_parameters
 from ..training.record_async import RowsTap
+from ..training.record_distillation import rows_of
 from ..training.record_step import copied, samples_of_next_step
 from ..training.recording import StepRecorder, Steps, check_kept, check_record_dir, check_steps, is_due
 from ..training.snapshot import sums_of
@@ -108,6 +109,9 @@ class StepCheck(LiveCallback):
         self._sampled: tuple[int, StepReport | None] = 0, None  # the step of the generation in use, and its report
         self._generated: dict[str, Any] | None = None  # what later updates take again
         self._taken: list[dict[str, Any]] = []  # what the losses of earlier updates took of this generation
+        self._checking = False
+        self._distilled: list[tuple] = []  # the rows that this update of a distillation has trained
+        self._seen: dict[int, int] = {}  # the rows of an update, hashed, and the first one that sampled or trained them
         self._drawn: dict[str, int] = {}  # the states of torch's generators at the sampling of each step
         # Of models that do not train, when they were first seen: the step, and the sums of their weights.
         self._frozen: dict[str, tuple[int, list[float]]] = {}
@@ -130,6 +134,8 @@ class StepCheck(LiveCallback):
         if hasattr(trainer, "num_iterations"):
             self._hooks.append(hook(trainer, "_generate_and_score_completions", self._around_generation))
             self._hooks.append(hook(trainer, "_compute_loss", self._around_loss))
+        elif kind_of(trainer) == "Distillation":
+            self._hooks.append(hook(trainer, "compute_loss", self._around_distillation))
         if kind_of(trainer) != "AsyncGRPO":  # whose log takes its server's numbers first
             self._hooks.append(hook(trainer, "log", self._around_log))
         trainer.add_callback(self)
@@ -172,6 +178,26 @@ class StepCheck(LiveCallback):
         if self._takes_again() and (taken := self.guarded(copied, inputs)) is not None:
             self._taken.append(taken)
         return original(model, inputs, *args)
+
+    def _around_distillation(self, original: Callable, model: Any, inputs: Any, *args: Any, **kwargs: Any):
+        if not self._checking and self._trainer.model.training:
+            self._distilled += self.guarded(rows_of, inputs) or []
+        return original(model, inputs, *args, **kwargs)
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **_: Any):
+        if self._distilled:
+            self.guarded(self._compare_distilled, state.global_step)
+
+    def _compare_distilled(self, step: int) -> None:
+        """Say of a checked update of a distillation that it trained the completions of an earlier one, and not its own."""
+        trained, self._distilled = hash(tuple(sorted(self._distilled))), []
+        report = self.reports.get(step)
+        own = (
+            None if report is None else hash(tuple(sorted((*r.prompt_ids, -1, *r.completion_ids) for r in report.rows)))
+        )
+        earlier = self._seen.setdefault(trained, step)
+        if own is not None and self._seen.setdefault(own, step) == step and earlier < step:
+            self._amend(step, f"this update trains the completions of update {earlier} again", "batches")
 
     def _takes_again(self) -> bool:
         """Say whether later updates of this training take a generation again."""
@@ -288,6 +314,13 @@ class StepCheck(LiveCallback):
         return said
 
     def _check(self, step: int, samples: str) -> None:
+        self._checking = True
+        try:
+            self._check_alone(step, samples)
+        finally:
+            self._checking = False
+
+    def _check_alone(self, step: int, samples: str) -> None:
         self._changed(step)  # notes the weights at first
         left = np.any(self._sums("grad"))  # `train()` adds to them; the check begins without
         self._start = self._sums("data")

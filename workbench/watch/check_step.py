@@ -76,6 +76,8 @@ def check_step(trainer: Any, batch: list[dict] | None = None, meant: Sequence[st
     if batch and kind_of(trainer) in ("GRPO", "RLOO") and len(batch) % trainer.num_generations == 0:
         _check_groups(batch, trainer.num_generations)
         _check_size(batch, trainer.num_generations, trainer.args.steps_per_generation)
+    if batch and kind_of(trainer) == "Distillation":
+        _check_size(batch, 1, trainer.args.gradient_accumulation_steps)
     return _without_callbacks(trainer, check_any_step(trainer, batch)).with_meant(names)
 
 
@@ -95,7 +97,7 @@ def _check_size(batch: Sequence, groups: int, parts: int) -> None:
     if len(batch) % parts:
         raise ParameterError(
             f"check_step: batch has {len(batch)} rows, expected {math.lcm(groups, parts)} or a multiple: TRL splits the rows "
-            f"of a generation into steps_per_generation={parts} micro-batches"
+            f"of a generation into {parts} micro-batches"
         )
 
 
@@ -177,6 +179,11 @@ def check_new_step(
         drawn: the states of torch's generators from which earlier steps drew their tokens, with these; this one is added.
     """
     kind, names = kind_of(trainer), stage_names("meant", meant)
+    if kind == "Distillation":
+        distilled = record_distillation_step(trainer, batch)
+        with _judging(trainer, distilled):
+            report = with_noticed(DistillationJudge(trainer, distilled).report(), distilled)
+        return _not_drawn_before(distilled, step, report, drawn).with_meant(names)
     if kind not in ("GRPO", "RLOO"):
         return check_any_step(trainer, batch).with_meant(names)
     # The last update of an epoch can have fewer micro-batches.
@@ -185,17 +192,18 @@ def check_new_step(
     with _judging(trainer, record):
         judge = Judge(trainer, _step_of(trainer, kind, record), record)
         if not record.reused:
-            earlier = {} if drawn is None or not record.drawn_from else drawn
             report = with_noticed(judge.report(), record)
-            return _not_as(earlier.setdefault(record.drawn_from, step), step, report).with_meant(names)
+            return _not_drawn_before(record, step, report, drawn).with_meant(names)
         report = with_noticed(judge.report_of_reused(step - 1, None), record)
     cause = "the trainer has to sample at this update, and trains completions that it sampled before an earlier one"
     stages = [replace(s, verdict="different", cause=cause) if s.name == "batches" else s for s in report.stages]
     return replace(report, stages=stages).with_meant(names)
 
 
-def _not_as(drawn_at: int, step: int, report: StepReport) -> StepReport:
+def _not_drawn_before(record: StepRecord, step: int, report: StepReport, drawn: dict[str, int] | None) -> StepReport:
     """The report of a step; different in `sampling` if an earlier step drew its tokens from the same random numbers."""
+    earlier = {} if drawn is None or not record.drawn_from else drawn
+    drawn_at = earlier.setdefault(record.drawn_from, step)
     if drawn_at == step:
         return report
     said = f"step {drawn_at} drew its tokens from the same random numbers: a seed is set before each generation"

@@ -1,6 +1,5 @@
 """The stages of one update of a DistillationTrainer, each computed again from the stage before it."""
 
-import dataclasses
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -39,8 +38,7 @@ class DistillationJudge(Judge):
         self.entropies: list[float] = []  # of the student, the mean over the tokens of each micro-batch
         step = distillation_step_of(trainer, record)
         self.beta = float(step.settings["beta"])
-        dtypes = [step.dtype, *([] if self.teacher_model is None else [coarsest_dtype(self.teacher_model)])]
-        super().__init__(trainer, dataclasses.replace(step, dtype=_coarsest(dtypes)), record)
+        super().__init__(trainer, step, record)
 
     def report(self) -> StepReport:
         step = self.step
@@ -98,17 +96,26 @@ class DistillationJudge(Judge):
         weight = self.step.processes / self._items()
         with own_gradients(self.policy) as gradients:
             with failing_together(self.record.averaged):
-                for micro in self.step.micro_batches:
-                    for row, prompt, ids in zip(micro.rows, micro.prompt_ids, micro.ids, strict=True):
+                for number, micro in enumerate(self.step.micro_batches):
+                    for i, (row, prompt, ids) in enumerate(zip(micro.rows, micro.prompt_ids, micro.ids, strict=True)):
                         if ids:
                             self.alone[text_key(prompt, ids)] = self._score(self.policy, prompt, ids)
-                            self._differentiate(prompt, ids, weight * row.mask)
+                            self._differentiate(prompt, ids, weight * row.mask, self._taken_of_teacher(number, i))
             if self.record.averaged:
                 average_gradients(self.policy)
         return gradients
 
-    def _differentiate(self, prompt: list[int], ids: list[int], weights: np.ndarray) -> None:
-        """Add the gradient of a row's divergences, and keep the teacher's log-probs of it."""
+    def _taken_of_teacher(self, number: int, row: int) -> torch.Tensor | None:
+        """(T, V) of a row, as a micro-batch's divergence took them: their own rounding is then not that of the gradient."""
+        if len(self.record.calls) != len(self.step.micro_batches):
+            return None
+        there = self.record.micro_batches[number].inputs["completion_mask"][row].bool()
+        return self.record.calls[number].logits(row, there)[1]
+
+    def _differentiate(
+        self, prompt: list[int], ids: list[int], weights: np.ndarray, taken: torch.Tensor | None = None
+    ) -> None:
+        """Add the gradient of a row's divergences, from `taken` if it is given, and keep the teacher's log-probs of it."""
         if self.teacher_model is None:
             return
         with torch.no_grad(), evaluating(self.teacher_model), without_autocast(self.teacher_model):
@@ -119,7 +126,8 @@ class DistillationJudge(Judge):
             for start, tokens in _parts(ids, logits.shape[-1]):
                 part = slice(start, start + len(tokens))
                 student, teacher = _log_softmax(logits[part]), _log_softmax(teacher_logits[part])
-                by_logit = divergence(student, teacher, self.beta)[1] * weights[part, None]
+                target = teacher if taken is None else _log_softmax(taken[part])
+                by_logit = divergence(student, target, self.beta)[1] * weights[part, None]
                 slopes[part] = torch.tensor(by_logit, dtype=logits.dtype, device=logits.device)
                 by_teacher.append(teacher[np.arange(len(tokens)), np.array(tokens)])
             if logits.requires_grad:
@@ -136,6 +144,9 @@ class DistillationJudge(Judge):
         """Compare the teacher's log-probs with those of each row alone, at the temperature."""
         if self.teacher_model is None:
             return Stage("teacher", "cannot tell", "the teacher is no model in this process")
+        own = {id(parameter) for parameter in self.teacher_model.parameters()}
+        if any(parameter.requires_grad and id(parameter) in own for parameter in self.policy.parameters()):
+            return Stage("teacher", "different", "it has weights of the student itself, which move with it")
         pairs = [
             (row.ref_logps, self.by_teacher[text_key(prompt, ids)])
             for row, prompt, ids, _ in self._scored()
@@ -145,7 +156,8 @@ class DistillationJudge(Judge):
             return Stage("teacher", "cannot tell", "no token is in the loss, or the divergence is computed elsewhere")
         used, alone = (np.concatenate(part) for part in zip(*pairs, strict=True))
         cause = "the teacher gives a row alone, at the temperature of the config, other log-probs"
-        return self._close("teacher", used, alone, cause)
+        dtype = _coarsest([self.step.dtype, coarsest_dtype(self.teacher_model)])
+        return self._close("teacher", used, alone, cause, dtype=dtype)
 
     def _why(self) -> str:
         """A known cause of different log-probs in a distillation, whose scoring is not run again to test it."""
@@ -191,6 +203,6 @@ def _log_softmax(logits: torch.Tensor) -> np.ndarray:
 
 
 def _coarsest(dtypes: Sequence[str]) -> str:
-    """The dtype with the widest tolerance: both models' log-probs are judged by it."""
+    """The dtype with the widest tolerance."""
     known = [dtype for dtype in dtypes if dtype in TOLERANCES]
     return max(known, key=lambda dtype: TOLERANCES[dtype].mean, default="float32")

@@ -448,7 +448,8 @@ class Judge:
 
         A rollout function may use a completion again on purpose, so of its groups only those that hold one are counted.
         """
-        size = self.step.num_generations
+        # A distillation has no groups: there rows of one prompt are compared.
+        size = len(self.step.rows) if self.step.kind == "Distillation" else self.step.num_generations
         least = size if getattr(self.trainer, "rollout_func", None) is not None else 2
         equal: dict[tuple, list[int]] = {}
         for i, row in enumerate(self.step.rows):
@@ -457,7 +458,7 @@ class Judge:
         for (_, key), rows in equal.items():
             if len(rows) >= least and key in self.alone:
                 sampled = self._sampled(self.step.rows[rows[0]])  # pads behind an end are alike in every row
-                if (len(rows) - 1) * float((self.alone[key].logps * sampled).sum()) < COPIES:
+                if chance_of_copies(len(rows), size, float((self.alone[key].logps * sampled).sum())) < COPIES:
                     copies.append(rows)
         return copies
 
@@ -801,9 +802,11 @@ class Judge:
         alone: np.ndarray,
         cause: str,
         why: Callable[[], str] = lambda: "",
+        dtype: str = "",
     ) -> Stage:
-        """A stage of log-probs, within the rounding of the dtype."""
-        where, limits = f"{len(used)} tokens", tolerance_of(self.step)
+        """A stage of log-probs, within the rounding of a dtype: the step's, if none is given."""
+        dtype = dtype or self.step.dtype
+        where, limits = f"{len(used)} tokens", tolerance_of(replace(self.step, dtype=dtype))
         if not np.isfinite(used).all():
             return Stage(name, "different", "a number is not finite", math.inf, where)
         difference = np.abs(used - alone)
@@ -812,8 +815,19 @@ class Judge:
             limits = self._limits_of_rows_alone(limits)
         if mean <= limits.mean and largest <= limits.largest:
             verdict = "same" if largest <= 2 * SAME else "rounding"
-            return Stage(name, verdict, f"mean {mean:.1e} nats, {self.step.dtype}", largest, where)
-        return Stage(name, "different", f"{cause}{why()}: mean {mean:.2g} nats, {self.step.dtype}", largest, where)
+            return Stage(name, verdict, f"mean {mean:.1e} nats, {dtype}", largest, where)
+        return Stage(name, "different", f"{cause}{why()}: mean {mean:.2g} nats, {dtype}", largest, where)
+
+
+def chance_of_copies(count: int, rows: int, logp: float) -> float:
+    """Bound the log-probability that one text of this log-prob stands `count` times in that many rows.
+
+    Example:
+        >>> chance_of_copies(2, 8, -40.0) < -30, chance_of_copies(130, 256, math.log(0.5)) < -30
+        (True, False)
+    """
+    ways = math.lgamma(rows + 1) - math.lgamma(count + 1) - math.lgamma(rows - count + 1)
+    return ways + (count - 1) * logp  # of any text: their probabilities add up to 1
 
 
 @contextlib.contextmanager
