@@ -84,8 +84,21 @@ def test_a_fault_is_found_at_its_stage(name, tmp_path):
     assert first is not None and first.name == stage and cause in first.cause, first
 
 
-def test_advantages_below_the_rounding_of_a_kl_are_not_known(tmp_path):
-    stage = check_step(make(tmp_path, cls=NegatedAdvantages, beta=0.05, **SMALL))["advantages"]
+class ScoresOnceMore(NegatedAdvantages):
+    """Scores its samples a third time, so that nobody can say which two scorings are of its KL."""
+
+    def _generate_and_score_completions(self, inputs):
+        result = super()._generate_and_score_completions(inputs)
+        whole = [
+            torch.cat([result[f"{part}_{what}"] for part in ("prompt", "completion")], 1) for what in ("ids", "mask")
+        ]
+        self._get_per_token_logps_and_entropies(self.model, *whole, result["completion_ids"].shape[1])
+        return result
+
+
+def test_advantages_below_the_rounding_of_a_kl_need_its_own(tmp_path):
+    assert check_step(make(tmp_path, cls=NegatedAdvantages, beta=0.05, **SMALL)).first.name == "advantages"
+    stage = check_step(make(tmp_path, cls=ScoresOnceMore, beta=0.05, **SMALL))["advantages"]
     assert stage.verdict == "cannot tell" and "as small as what bfloat16 can make of the KL" in stage.cause, stage
 
 
