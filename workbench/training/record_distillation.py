@@ -70,7 +70,7 @@ def record_distillation_step(trainer: Any, batch: list[dict] | None = None) -> D
 
 
 def rows_of(inputs: Mapping[str, torch.Tensor]) -> list[tuple]:
-    """The tokens of each row of a micro-batch without its padding: prompt, None, completion."""
+    """The tokens of each row of a micro-batch without its padding: prompt, -1, completion."""
     parts = zip(
         *(inputs[f"{part}_{what}"] for part in ("prompt", "completion") for what in ("ids", "mask")), strict=True
     )

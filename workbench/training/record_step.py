@@ -587,9 +587,7 @@ class StepListener:
     def __init__(self, trainer: Any, record: StepRecord, guarded: Callable = lambda note, *args: note(*args)):
         self._trainer, self._record, self._guarded = trainer, record, guarded
         self._scored: list[tuple] = []  # log-probs, entropies and what else there is, for the loss that is open
-        self._of_samples: list[
-            torch.Tensor
-        ] = []  # log-probs of the samples that a generation is scored with, (N, T) each
+        self._of_samples: list[torch.Tensor] = []  # (N, T) each, the log-probs of each scoring within a generation
         self._asked: list[tuple] = []  # what policy or engine were asked in this turn, and what they sampled
         self._stepping = self._generating = False  # inside of `training_step`, of a generation
         self._prompts: list | None = None  # of the data rows from which the last generation sampled
@@ -707,10 +705,10 @@ class StepListener:
 
     def _note_kl(self, output: Any) -> None:
         """Note what RLOO takes off the rewards: TRL scores the samples with the policy, then with the reference."""
-        if len(self._of_samples) in (1, 2):
-            scored = self._of_samples[0]
-            ref = self._of_samples[1] if len(self._of_samples) == 2 else torch.full_like(scored, torch.nan)
-            penalty = self._trainer.beta * ((scored - ref) * output["completion_mask"]).sum(-1)  # in TRL's own dtype
+        mask, scorings = output["completion_mask"], self._of_samples
+        if len(scorings) in (1, 2) and all(each.shape == mask.shape for each in scorings):
+            ref = scorings[1] if len(scorings) == 2 else torch.full_like(scorings[0], torch.nan)
+            penalty = self._trainer.beta * ((scorings[0] - ref) * mask).sum(-1)  # in TRL's own dtype
             self._record.kl.append(penalty.double() / self._trainer.beta)
 
     def _around_scoring(self, original: Callable, *args: Any, **kwargs: Any):

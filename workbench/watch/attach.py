@@ -146,10 +146,10 @@ class StepCheck(LiveCallback):
         means = self.guarded(collected_means, self._trainer) if trains else None
         result = original(*args, **kwargs)
         for line in history[lines:] if means else ():
-            self.guarded(self._compare, line, means)
+            self.guarded(self._compare_log, line, means)
         return result
 
-    def _compare(self, line: dict[str, Any], means: dict[str, float]) -> None:
+    def _compare_log(self, line: dict[str, Any], means: dict[str, float]) -> None:
         """Say of the last checked update that a line of the log has another number than the steps collected."""
         others = [
             f"{name}={line[name]:.6g} where the steps collected {mean:.6g}"
