@@ -263,7 +263,7 @@ def test_a_reused_generation_that_was_not_checked_is_said(tmp_path):
     seen, *_ = trained(tmp_path, {"num_iterations": 2, "warmup_steps": 0}, check_every=4)
     (check,) = [each for each in seen.callback_handler.callbacks if isinstance(each, StepCheck)]
     rewards = check.reports[4]["rewards"]
-    assert rewards.verdict == "cannot tell" and "sampled at step 3, which was not checked" in rewards.cause
+    assert rewards.verdict == "cannot tell" and "sampled at step 3, whose generation was not checked" in rewards.cause
 
 
 class Late(trl.GRPOTrainer):

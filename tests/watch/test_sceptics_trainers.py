@@ -123,12 +123,24 @@ def queued_twice(rows):
     rows[:4] = rows[4:]
 
 
+def of_two_prompts(rows):
+    for row, other in ((1, 5), (3, 7)):
+        rows[row].group_id, rows[other].group_id = rows[other].group_id, rows[row].group_id
+    for group in (0, 1):
+        own = [row for row in rows if row.group_id == group]
+        rewards = np.array([row.metrics["reward"] for row in own])
+        for row in own:
+            row.metrics = row.metrics | {"reward_std": float(rewards.std())}
+            row.advantage = float((row.metrics["reward"] - rewards.mean()) / (rewards.std() + 1e-8))
+
+
 QUEUES = [
     (lambda rows: None, "same", "2 groups"),
     (without_baseline, "different", "2 of 2 groups have another baseline than the mean of their rewards"),
     (of_the_batch, "cannot tell", "another mean and deviation than the rewards of their rows here"),
     (too_large, "different", "2 of 2 groups do not follow from their rewards"),
     (part_of_a_group, "same", "none is whole here"),
+    (of_two_prompts, "cannot tell", "2 groups have rows that begin with several prompts"),
 ]
 
 

@@ -2,6 +2,7 @@
 
 import contextlib
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -15,6 +16,7 @@ from ..replay.packed import (
     check_update_loss,
 )
 from ..replay.report import Stage, StepReport
+from ..replay.stages import places
 from ..training.async_numbers import async_step_of, packed_batches
 from ..training.record_async import AsyncRecord
 from ..training.record_step import dropouts_of
@@ -40,7 +42,7 @@ class AsyncJudge(Judge):
             self.sampling(),
             Stage("ends", "cannot tell", "the server decides where a completion ends, and its rows do not say why"),
             Stage("rewards", "cannot tell", "the reward functions run in the worker's own process"),
-            check_queued_advantages(step, self.packed),
+            self._with_prompts(check_queued_advantages(step, self.packed)),
             check_packing(self.packed, self.trainer.args.max_staleness),
             check_packed_mask(self.packed),
             self.logprobs(),
@@ -52,6 +54,20 @@ class AsyncJudge(Judge):
             check_packed_metrics(step, self.packed),
         ]
         return self._report(stages)
+
+    def _with_prompts(self, advantages: Stage) -> Stage:
+        """The stage of advantages; not known where the rows of a group begin with several prompts."""
+        prompts: dict[int, list[list[int]]] = {}
+        queued = [row for packed in self.packed for row in packed.rows]
+        for row, each in zip(self.step.rows, queued, strict=True):
+            prompts.setdefault(each.group, []).append(row.prompt_ids)
+        # The prompt of a later row of a conversation goes on.
+        shortest = {group: min(each, key=len) for group, each in prompts.items()}
+        mixed = [g for g, each in prompts.items() if any(ids[: len(shortest[g])] != shortest[g] for ids in each)]
+        if not mixed or advantages.verdict not in ("same", "rounding"):
+            return advantages
+        cause = f"{len(mixed)} groups have rows that begin with several prompts: are they one task?"
+        return replace(advantages, verdict="cannot tell", cause=cause, where=places(mixed, "groups"))
 
     def sampling(self) -> Stage:
         """Check that the newest rows were sampled from the scored policy. Older rows come from older weights."""

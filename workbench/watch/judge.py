@@ -194,7 +194,7 @@ class Judge:
         """
         batches = check_batches(self.step if generated is None else with_generation(self.step, generated, taken))
         if earlier is None:
-            cause = f"the completions were sampled at step {sampled_at}, which was not checked"
+            cause = f"the completions were sampled at step {sampled_at}, whose generation was not checked"
             of_generation = [Stage(name, "cannot tell", cause) for name in _OF_GENERATION]
         else:
             of_generation = [
