@@ -336,8 +336,28 @@ def test_a_loss_that_is_0_by_any_formula_cannot_be_told(factor, batch, tmp_path)
 
 def test_settings_by_other_names_are_said_to_be_unread(batch, tmp_path):
     micro = [([*range(8)], float(tokens_losses(batch).sum() / batch["mask"].sum()), None)]
-    loss = judged(batch, micro, tmp_path, clip_ratio_high=0.28, adam_beta2=0.95)
+    loss = judged(batch, micro, tmp_path, clip_ratio_high=0.28, adam_beta2=0.95, max_steps=9)
     assert loss.verdict == "same" and loss.cause == "the file's settings clip_ratio_high are not read", loss
+
+
+def test_an_advantage_may_be_in_a_list_of_one(changed):
+    def listed(step):
+        for micro in step["micro_batches"]:
+            for row in micro["rows"]:
+                row["advantage"] = [row["advantage"]]
+
+    assert replay_step(changed(listed)).first is None
+
+
+def test_no_formula_stands_for_a_kl_that_is_left_out(batch, tmp_path):
+    batch["advantages"] = others(batch["rewards"])
+    path = written("write_step_torch", tmp_path / "step.json.gz", batch, micro_batches(batch))
+    content = json.loads(gzip.decompress(path.read_bytes()))
+    content["step"] |= {"kind": "RLOO", "kl": [0.5 * row for row in range(8)]}
+    content["step"]["settings"] |= {"beta": 0.1, "scale_rewards": "none"}
+    path.write_bytes(gzip.compress(json.dumps(content).encode()))
+    stage = replay_step(path)["advantages"]
+    assert stage.verdict == "different" and "no KL is taken off the rewards" in stage.cause, stage
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "torch.bfloat16", "bf16"])

@@ -230,7 +230,14 @@ class LogsOther(LogsMore):
     replaces = True
 
 
-@pytest.mark.parametrize("cls", [LogsMore, LogsOther])
+class LogsRounded(trl.GRPOTrainer):
+    def log(self, logs, *args, **kwargs):
+        for values in self._metrics["train"].values():
+            values[:] = [round(value, 4) for value in values]
+        super().log(logs, *args, **kwargs)
+
+
+@pytest.mark.parametrize("cls", [LogsMore, LogsOther, LogsRounded])
 def test_a_log_with_other_numbers_than_steps_have_is_named(cls, tmp_path):
     trainer = make(tmp_path, cls, max_steps=4, logging_steps=2)
     check = StepCheck(trainer, 1, tell=lambda line: None)

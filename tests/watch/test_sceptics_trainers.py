@@ -134,12 +134,22 @@ def of_two_prompts(rows):
             row.advantage = float((row.metrics["reward"] - rewards.mean()) / (rewards.std() + 1e-8))
 
 
+def in_parts(rows):
+    """One conversation of three rows, and one other of its group, whose rewards have the deviation of the whole group."""
+    rows[:4] = async_cases.samples(groups=1, generations=1, turns=2, fork=True) + rows[:2]
+    for row, reward in zip(rows[:4], (1.0, 1.0, 1.0, 0.0), strict=True):
+        row.group_id, row.metrics = 0, {"reward": reward, "reward_std": float(np.std([1, 0, 0, 0]))}
+        row.advantage = (reward - 0.25) / (row.metrics["reward_std"] + 1e-8)
+    del rows[4:]
+
+
 QUEUES = [
     (lambda rows: None, "same", "2 groups"),
     (without_baseline, "different", "2 of 2 groups have another baseline than the mean of their rewards"),
     (of_the_batch, "cannot tell", "another mean and deviation than the rewards of their rows here"),
     (too_large, "different", "2 of 2 groups do not follow from their rewards"),
     (part_of_a_group, "same", "none is whole here"),
+    (in_parts, "same", "none is whole here"),
     (of_two_prompts, "cannot tell", "2 groups have rows that begin with several prompts"),
 ]
 
@@ -153,6 +163,22 @@ def test_a_queued_baseline_is_the_mean_of_its_group(change, verdict, says, tmp_p
     )
     advantages = check_step(trainer, batch=rows)["advantages"]
     assert advantages.verdict == verdict and says in advantages.cause, advantages
+
+
+def test_a_tools_tokens_make_no_copies_improbable(tmp_path):
+    """Two rows whose answers are short and likely, with a long answer of a tool between."""
+    rows = samples(groups=1, turns=2, tokens=(1,))
+    first, tool = rows[0], np.arange(60, 120)
+    ids, mask = np.insert(first.input_ids, -1, tool), np.insert(first.completion_mask, -1, 0 * tool)
+    for row in rows[:2]:
+        row.input_ids, row.completion_mask, row.old_log_probs = (
+            ids,
+            mask,
+            np.insert(first.old_log_probs, -1, 0.0 * tool),
+        )
+    trainer = async_cases.make(tmp_path, per_device_train_batch_size=4, gradient_accumulation_steps=1)
+    sampling = check_step(trainer, batch=rows)["sampling"]
+    assert "holds one completion" not in sampling.cause, sampling
 
 
 def test_a_group_that_is_queued_twice_is_named(tmp_path):

@@ -23,6 +23,7 @@ _BLIND = 0.1  # share of the differences of rewards: where float32 rounds them b
 _SMALLEST = 1e-6  # that is added to a standard deviation
 _IN_A_ROW = 3  # tokens whose probability is 1 in float32
 _LONG = 8  # tokens of a row, or rows, below which a mean says little
+_LOOKED_AT = 8  # odd rows of which a cause is sought
 _MUCH = 0.3  # nats a token, of a row or a place
 _MANY, _SLOPE = 500, 0.025  # tokens, and share of a log-prob; a temperature of 0.9 makes it 0.04
 _Logps = tuple[np.ndarray, np.ndarray, np.ndarray]  # as `_both_logps` gives them
@@ -107,7 +108,7 @@ def _mask(dump: Dump) -> Stage:
     if outside:
         said = f"{counted}; {len(outside)} rows hold sampled tokens that do not, and nothing says why"
         return Stage("mask", "cannot tell", said, where=places(outside))
-    if first := [i for i, row in enumerate(dump.rows) if row.group == ()]:
+    if first := [i for i, row in enumerate(dump.rows) if row.group == () and masks[i].any()]:
         cause = f"{len(first)} rows have their very first token in the loss, for which no model has a probability"
         return Stage("mask", "different", f"{cause}: the prompt is trained", where=places(first))
     foreign = [i for i, row in enumerate(dump.rows) if _not_sampled(row)]
@@ -407,14 +408,18 @@ def _odd_rows(rows: Sequence[_Logps]) -> tuple[str, str, str] | None:
     if not odd or len(odd) * 2 > long.sum():
         return None
     said = f"{np.mean(means[odd]):.3g} in {len(odd)} rows, {usual:.3g} in the usual one"
-    for i in odd:
+    alike: dict[bytes, list[int]] = defaultdict(list)
+    for i, (_, _, mask) in enumerate(rows):
+        alike[np.asarray(mask, dtype=float).tobytes()].append(i)
+    for i in odd[:_LOOKED_AT]:
         own, sampled, mask = rows[i]
+        within = float(np.nanstd(sampled[mask > 0])) / 10  # two rows of sure tokens are near each other, too
         for shift, way in ((1, "earlier"), (-1, "later")):
             moved = _moved_apart(own, sampled, mask, shift)
             if len(moved) and np.abs(moved).mean() <= TOLERANCES["bfloat16"].mean:
                 return "different", f"{said}; in row {i} the sampler's stand one token {way}", places(odd)
-        for other, (owns, _, masks) in enumerate(rows):
-            if other != i and np.array_equal(mask, masks) and _mean_apart(owns, sampled, mask) <= usual + SAME:
+        for other in alike[np.asarray(mask, dtype=float).tobytes()]:
+            if other != i and _mean_apart(rows[other][0], sampled, mask) <= min(2 * usual + SAME, within):
                 return "different", f"{said}; row {i} has those of row {other}", places(odd)
     return "cannot tell", f"{said}: were they sampled with older weights, or scored behind other tokens?", places(odd)
 

@@ -205,7 +205,9 @@ def _checked(step: Step) -> Step:
     for number, micro in enumerate(step.micro_batches):
         for i, of_loss in enumerate(micro.rows):
             lengths = {name: len(array) for name in _OF_TOKENS if (array := getattr(of_loss, name)) is not None}
-            if np.ndim(of_loss.advantage):
+            if (
+                np.ndim(of_loss.advantage) and len(of_loss.advantage) > 1
+            ):  # TRL's loss takes one of a row in a list, too
                 lengths["advantage"] = len(of_loss.advantage)
             if micro.completion_mask is not None:
                 lengths["completion_mask"] = int(micro.completion_mask[i].sum())

@@ -20,7 +20,7 @@ _READ = {
     "reward_func_names",
     "rollout_func",
 }
-_OF_LOSSES = re.compile("^(?!adam_).*(clip|eps|beta|kl|adv|loss|agg)")  # what their settings are called
+_OF_LOSSES = re.compile("^(?!adam_).*(clip|(?<!st)eps|beta|kl|adv|loss|agg)")  # what their settings are called
 _BY_DEVIATION = "standard deviation"  # in the name of a formula
 _OF_ROWS = ("grpo", "dr_grpo", "luspo")  # whose loss is a mean over rows, or over rows times a constant
 
@@ -38,6 +38,8 @@ def _advantages(step: Step, stage: Stage) -> Stage:
         return stage
     if step.processes > 1 or settings.get("multi_objective_aggregation") == "normalize_then_sum":
         return stage
+    if step.kind == "RLOO" and settings["beta"]:  # no formula takes a KL off
+        return stage
     rewards = np.concatenate([row_rewards(table, settings["reward_weights"]) for table in step.rewards])
     size = step.num_generations
     groups = [range(first, first + size) for first in range(0, len(rewards), size)]
@@ -48,6 +50,8 @@ def _advantages(step: Step, stage: Stage) -> Stage:
         return stage
     if found.cause == "the reward":
         return dataclasses.replace(stage, cause="they are the rewards: nothing is taken off")
+    if step.kind == "RLOO":
+        return stage
     if (_BY_DEVIATION in found.cause) == (settings["scale_rewards"] == "group"):
         return found
     said = (

@@ -174,7 +174,7 @@ def check_queued_advantages(step: Step, batches: Sequence[Packed]) -> Stage:
         return Stage("advantages", "different", cause, where=f"groups {wrong[:5]}")
     said = f"{len(several)} groups"
     size = step.settings["num_generations"]
-    whole = [rows for rows in several.values() if len(rows) == size and all(map(_is_scored, rows))]
+    whole = [rows for rows in several.values() if len(rows) == size and _are_conversations(rows)]
     if not whole:
         return Stage(
             "advantages", stage.verdict, f"{said}; none is whole here, so their means are not known", stage.largest
@@ -191,8 +191,11 @@ def check_queued_advantages(step: Step, batches: Sequence[Packed]) -> Stage:
     return Stage("advantages", stage.verdict, said, stage.largest)
 
 
-def _is_scored(row: QueuedRow) -> bool:
-    return row.reward is not None and row.reward_std is not None and not math.isnan(row.reward)
+def _are_conversations(rows: Sequence[QueuedRow]) -> bool:
+    """Say whether each row is a conversation of its own, with its reward: a later row begins with more than its prompt."""
+    prompts = {tuple(row.ids[: int(np.argmax(row.mask > 0))]) for row in rows}
+    known = all(row.reward is not None and row.reward_std is not None and not math.isnan(row.reward) for row in rows)
+    return len(prompts) == 1 and known
 
 
 def _off_mean(rows: Sequence[QueuedRow]) -> float:

@@ -322,7 +322,11 @@ def check_advantages(step: Step, kl: np.ndarray | None = None) -> Stage:
 def _without_kl(step: Step, stage: Stage, kl: np.ndarray | None) -> Stage:
     """The stage of a trainer that scores no reference while it makes the rewards, though `beta` is not 0."""
     plain = dataclasses.replace(step, settings=step.settings | {"beta": 0.0}, dtype="float32")
-    without, moved = _compared_advantages(plain), kl is not None and np.abs(kl).max(initial=0.0) > SAME
+    without = _compared_advantages(plain)
+    # A method of one's own may have scored it elsewhere: then they fit with the KL, too.
+    moved = (
+        kl is not None and _compared_advantages(dataclasses.replace(step, dtype="float32"), kl).verdict == "different"
+    )
     said = f"beta={step.settings['beta']:g}, and the reference is not scored for the rewards"
     if without.verdict in ("same", "rounding"):
         verdict = "different" if moved else "cannot tell"

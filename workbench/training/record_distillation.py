@@ -29,9 +29,10 @@ class DivergenceCall:
         Returns:
             (T, V) each, in float32.
         """
-        return self._logits("student", row, there), self._logits("teacher", row, there)
+        return self.of("student", row, there), self.of("teacher", row, there)
 
-    def _logits(self, model: str, row: int, there: torch.Tensor) -> torch.Tensor:
+    def of(self, model: str, row: int, there: torch.Tensor) -> torch.Tensor:
+        """One of them."""
         hidden = self.arguments[f"{model}_hidden_states"][row][there].to(self.dtype).float()
         logits = hidden @ self.arguments[f"{model}_lm_head_weight"].to(self.dtype).float().T
         bias, cap = (self.arguments[f"{model}_{name}"] for name in ("lm_head_bias", "final_logit_softcapping"))
@@ -71,9 +72,8 @@ def record_distillation_step(trainer: Any, batch: list[dict] | None = None) -> D
 
 def rows_of(inputs: Mapping[str, torch.Tensor]) -> list[tuple]:
     """The tokens of each row of a micro-batch without its padding: prompt, -1, completion."""
-    parts = zip(
-        *(inputs[f"{part}_{what}"] for part in ("prompt", "completion") for what in ("ids", "mask")), strict=True
-    )
+    names = [f"{part}_{what}" for part in ("prompt", "completion") for what in ("ids", "mask")]
+    parts = zip(*(inputs[name].cpu() for name in names), strict=True)
     return [(*ids[mask.bool()].tolist(), -1, *own[there.bool()].tolist()) for ids, mask, own, there in parts]
 
 

@@ -90,7 +90,10 @@ class AsyncJudge(Judge):
             for i in rows:
                 equal.setdefault(text_key(self.step.rows[i].prompt_ids, self.step.rows[i].ids), []).append(i)
             for key, same in equal.items():
-                if chance_of_copies(len(same), len(rows), float(self.alone[key].logps.sum())) < COPIES:
+                logp = float(
+                    (self.alone[key].logps * self.step.rows[same[0]].own).sum()
+                )  # a tool's tokens are no draws
+                if chance_of_copies(len(same), len(rows), logp) < COPIES:
                     copies.append(same)
         return copies
 

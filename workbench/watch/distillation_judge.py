@@ -110,7 +110,7 @@ class DistillationJudge(Judge):
         if len(self.record.calls) != len(self.step.micro_batches):
             return None
         there = self.record.micro_batches[number].inputs["completion_mask"][row].bool()
-        return self.record.calls[number].logits(row, there)[1]
+        return self.record.calls[number].of("teacher", row, there)
 
     def _differentiate(
         self, prompt: list[int], ids: list[int], weights: np.ndarray, taken: torch.Tensor | None = None

@@ -20,6 +20,7 @@ from ..replay.stages import (
     SAME,
     TOLERANCES,
     Tolerance,
+    check_advantages,
     check_metrics,
     checked_rows,
     losses_of,
@@ -645,6 +646,8 @@ class Judge:
             return stage
         dropouts = dropouts_of(self.policy)
         if self.step.kind != "RLOO" or not self.step.settings["beta"] or not dropouts:
+            return stage
+        if self.step.kl is not None and check_advantages(self.step).verdict == "different":  # with the trainer's own KL
             return stage
         cause = f"{stage.cause}, or dropout ({', '.join(dropouts)}) moves the KL in them"
         return replace(stage, verdict="cannot tell", cause=cause)
