@@ -1,5 +1,7 @@
 """What a sceptic put past the check of RLOO, GMPO, distillations and AsyncGRPO, and what is healthy there."""
 
+import copy
+
 import async_cases
 import distillation_cases
 import numpy as np
@@ -120,7 +122,7 @@ def part_of_a_group(rows):
 
 
 def queued_twice(rows):
-    rows[:4] = rows[4:]
+    rows[:4] = copy.deepcopy(rows[4:])
 
 
 def of_two_prompts(rows):
@@ -179,6 +181,12 @@ def test_a_tools_tokens_make_no_copies_improbable(tmp_path):
     trainer = async_cases.make(tmp_path, per_device_train_batch_size=4, gradient_accumulation_steps=1)
     sampling = check_step(trainer, batch=rows)["sampling"]
     assert "holds one completion" not in sampling.cause, sampling
+
+
+def test_rows_that_a_check_repeats_are_no_copies(tmp_path):
+    trainer = async_cases.make(tmp_path, per_device_train_batch_size=8, gradient_accumulation_steps=1)
+    sampling = check_step(trainer, batch=samples(groups=1, tokens=(20,)))["sampling"]
+    assert sampling.verdict == "same", sampling
 
 
 def test_a_group_that_is_queued_twice_is_named(tmp_path):

@@ -30,6 +30,8 @@ _TREE = "tree_fa3"  # TRL's attention of packed rows, which takes no row alone
 class AsyncJudge(Judge):
     """The stages of an update on packed rows, with the model; each row is scored alone, with another attention kernel."""
 
+    record: AsyncRecord
+
     def __init__(self, trainer: Any, record: AsyncRecord):
         self.packed = packed_batches(record)
         with plain_attention(policy_of(trainer)):
@@ -81,9 +83,12 @@ class AsyncJudge(Judge):
         """The rows of each completion that a group holds more than once, beyond chance; a queue keeps no order of groups."""
         groups: dict[int, list[int]] = {}
         queued = [row for packed in self.packed for row in packed.rows]
-        for i, (row, each) in enumerate(zip(self.step.rows, queued, strict=True)):
-            if row.own.any():
+        samples = [taken.sample for packed in self.record.packed for taken in packed.rows]
+        given = set[int]()  # a check repeats the rows that it is given until they fill an update
+        for i, (row, each, sample) in enumerate(zip(self.step.rows, queued, samples, strict=True)):
+            if row.own.any() and id(sample.old_log_probs) not in given:
                 groups.setdefault(each.group, []).append(i)
+            given.add(id(sample.old_log_probs))
         copies = []
         for rows in groups.values():
             equal: dict[tuple, list[int]] = {}
