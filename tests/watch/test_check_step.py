@@ -146,7 +146,7 @@ def test_an_option_is_no_cause_of_other_sampler_log_probs(options, said):
     "beta, dropout, verdict", [(0.1, 0.1, "cannot tell"), (0.0, 0.1, "different"), (0.1, 0.0, "different")]
 )
 def test_dropout_may_move_the_kl_in_the_advantages_of_rloo(beta, dropout, verdict):
-    step = SimpleNamespace(kind="RLOO", settings={"beta": beta})
+    step = SimpleNamespace(kind="RLOO", settings={"beta": beta}, kl=None)
     judge = SimpleNamespace(step=step, policy=torch.nn.Dropout(dropout))
     stage = Judge._with_dropout_in_kl(judge, Stage("advantages", "different", "the definition gives others"))
     assert stage.verdict == verdict and ("moves the KL" in stage.cause) == (verdict == "cannot tell"), stage
