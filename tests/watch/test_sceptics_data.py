@@ -205,17 +205,17 @@ class HoldsBack(TrainerCallback):
 
 @pytest.mark.parametrize("holds", [False, True])
 def test_an_optimizer_whose_own_step_is_left_out_is_named(holds, tmp_path):
-    told = []
+    lines = []
     trainer = make(tmp_path, max_steps=2, more={"callbacks": [HoldsBack(holds)]})
-    check = StepCheck(trainer, 1, tell=told.append)
+    check = StepCheck(trainer, 1, tell=lines.append)
     trainer.train()
     updates = [check.reports[step]["update"] for step in (1, 2)]
     assert [update.verdict for update in updates] == ["different" if holds else "same"] * 2, updates
-    assert ["update is different: the training's own step moves no weight" in line for line in told] == [True] * holds
+    assert ["update is different: the training's own step moves no weight" in line for line in lines] == [True] * holds
 
 
 class LogsMore(trl.GRPOTrainer):
-    """Writes a line with a mean over past lines beside TRL's own, which is all right, or in its place, which is not."""
+    """Adds the best reward so far to TRL's own numbers, which is all right, or changes these, which is not."""
 
     replaces = False
 

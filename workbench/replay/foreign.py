@@ -12,7 +12,7 @@ from .report import Stage
 from .stages import SETTING_STAGES, advantage_of_rows, compared
 from .step import Step
 
-# Settings that a replay reads, beside those of the loss and those that decide a stage.
+# Settings that a replay reads; those of the loss, and those that decide a stage, are named elsewhere.
 _READ = {
     "gradient_accumulation_steps",
     "steps_per_generation",
@@ -38,7 +38,7 @@ def _advantages(step: Step, stage: Stage) -> Stage:
         return stage
     if step.processes > 1 or settings.get("multi_objective_aggregation") == "normalize_then_sum":
         return stage
-    if step.kind == "RLOO" and settings["beta"]:  # no formula takes a KL off
+    if step.kind == "RLOO":  # its definition is one of the formulas, and none of them takes a KL off
         return stage
     rewards = np.concatenate([row_rewards(table, settings["reward_weights"]) for table in step.rewards])
     size = step.num_generations
@@ -50,8 +50,6 @@ def _advantages(step: Step, stage: Stage) -> Stage:
         return stage
     if found.cause == "the reward":
         return dataclasses.replace(stage, cause="they are the rewards: nothing is taken off")
-    if step.kind == "RLOO":
-        return stage
     if (_BY_DEVIATION in found.cause) == (settings["scale_rewards"] == "group"):
         return found
     said = (

@@ -154,7 +154,7 @@ def check_packed_mask(batches: Sequence[Packed]) -> Stage:
 
 def check_queued_advantages(step: Step, batches: Sequence[Packed]) -> Stage:
     """Check that each token has its row's advantage, and that the advantages of a group follow from its rewards."""
-    step = replace(step, dtype="float32")  # of which they are, whatever the model computes in
+    step = replace(step, dtype="float32")  # advantages are in float32 whatever dtype the model computes in
     used = np.concatenate([packed.advantages for packed in batches])
     own = np.concatenate([_of_rows(packed, [row.advantage for row in packed.rows]) for packed in batches])
     stage = compared("advantages", step, used, own, "tokens have another advantage than their row in the queue")

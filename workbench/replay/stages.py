@@ -608,7 +608,7 @@ def check_loss(step: Step, losses: Sequence[Loss | None]) -> Stage:
 
 
 def _size_of_losses(losses: Sequence[Loss]) -> float:
-    """What a difference of losses is compared with: what the tokens of a row add up to without their signs."""
+    """The size that a difference of losses is compared with: the sum of the magnitudes of the tokens of a row."""
     slopes = (float(np.abs(each).sum()) for loss in losses for each in loss.slopes)
     return max([1e-9, *(loss.flat for loss in losses), *slopes])
 

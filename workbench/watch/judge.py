@@ -449,7 +449,7 @@ class Judge:
 
         A rollout function may use a completion again on purpose, so of its groups only those that hold one are counted.
         """
-        # A distillation has no groups: there rows of one prompt are compared.
+        # In a distillation the rows of one prompt are compared, wherever they stand.
         size = len(self.step.rows) if self.step.kind == "Distillation" else self.step.num_generations
         least = size if getattr(self.trainer, "rollout_func", None) is not None else 2
         equal: dict[tuple, list[int]] = {}
@@ -830,7 +830,7 @@ def chance_of_copies(count: int, rows: int, logp: float) -> float:
         (True, False)
     """
     ways = math.lgamma(rows + 1) - math.lgamma(count + 1) - math.lgamma(rows - count + 1)
-    return ways + (count - 1) * logp  # of any text: their probabilities add up to 1
+    return ways + (count - 1) * logp  # one factor fewer, since any text may be the one that repeats
 
 
 @contextlib.contextmanager
