@@ -17,6 +17,7 @@ from .report import Stage, StepReport
 from .rounding import mean_rounding
 from .stages import SAME, TOLERANCES, places
 
+NO_BASELINE = "the reward"  # the formula of a trainer that takes none off
 _CLOSE = 1e-3  # of advantages, relative to their size
 _CLOSE_HALF = 2.0**-7  # where they are in bfloat16: one rounding of the difference, one of the quotient
 _BLIND = 0.1  # share of the differences of rewards: where float32 rounds them by more, a fault could hide in it
@@ -188,7 +189,7 @@ def formulas() -> Mapping[str, Formula]:
     named["reward minus the mean of the others"] = lambda r: r - _others(r)
     named["reward minus the mean of the others, over their standard deviation"] = _scaled_by_others
     named["reward minus the mean of the group, over that mean"] = _over_the_mean
-    named["the reward"] = lambda r: r
+    named[NO_BASELINE] = lambda r: r
     return named
 
 
@@ -274,7 +275,7 @@ def compared_with_formulas(rewards: np.ndarray, used: np.ndarray, groups: Sequen
 
     Returns:
         `same` or `rounding` where one formula gives all groups; `different` where it gives most of them, or gives all from the
-        rewards of the neighbours, or with the other sign; else `cannot tell`.
+        rewards of the neighbours, or with the other sign; else `cannot tell`, also where no baseline is taken off in a group.
 
     Example:
         >>> rewards, used = np.array([1.0, 0.0, 2.0, 0.0]), np.array([0.5, -0.5, 1.0, -1.0])
@@ -292,6 +293,9 @@ def compared_with_formulas(rewards: np.ndarray, used: np.ndarray, groups: Sequen
     fits = {name: [rows for rows in groups if _fits(name, rewards, used, rows)] for name in formulas()}
     name = max(fits, key=lambda each: (len(fits[each]), -list(fits).index(each)))
     wrong = [rows for rows in groups if rows not in fits[name]]
+    if not wrong and name == NO_BASELINE and any(len(rows) > 1 for rows in telling):
+        cause = f"{name}: no baseline is taken off within a group. REINFORCE may want that, GRPO and RLOO do not"
+        return Stage("advantages", "cannot tell", cause)
     if not wrong:
         equal = used[[i for rows in groups if rows not in telling for i in rows]]
         noise = float(np.abs(equal[~np.isnan(equal)]).max(initial=0.0))

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from .dump_stages import compared_with_formulas
+from .dump_stages import NO_BASELINE, compared_with_formulas
 from .grpo_math import Loss, LossSettings, grpo_loss, row_rewards
 from .report import Stage
 from .stages import SETTING_STAGES, advantage_of_rows, compared
@@ -46,10 +46,10 @@ def _advantages(step: Step, stage: Stage) -> Stage:
     found = compared_with_formulas(rewards, used, groups)
     if found.verdict == "different":
         return found
+    if found.cause.startswith(NO_BASELINE):
+        return dataclasses.replace(stage, cause="they are the rewards: nothing is taken off")
     if found.verdict == "cannot tell":
         return stage
-    if found.cause == "the reward":
-        return dataclasses.replace(stage, cause="they are the rewards: nothing is taken off")
     if (_BY_DEVIATION in found.cause) == (settings["scale_rewards"] == "group"):
         return found
     said = (
