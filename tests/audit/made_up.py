@@ -16,7 +16,7 @@ def log(steps=60, *, completions=None, order=None, damage=(), facts=(), **metric
         columns[name] = np.broadcast_to(np.asarray(value, float), steps).copy()
     table = pd.DataFrame(columns)
     rows = None if completions is None else pd.DataFrame(completions)
-    return Log("run", "CSV", table, tuple(order or table["step"]), rows, dict(facts), tuple(damage))
+    return Log("run", "table", table, tuple(order or table["step"]), rows, dict(facts), tuple(damage))
 
 
 def rows(steps=60, groups=4, size=4, *, prompt=None, text=None, **columns) -> dict:

@@ -467,6 +467,23 @@ def test_weights_are_not_lost_where_later_steps_are_finite():
     assert log_damage(log(reward=rising, grad_norm=np.where(np.arange(60) < 50, 0.3, np.nan))).severity == "problem"
 
 
+@pytest.mark.parametrize(
+    "cell, elsewhere, severity, says",
+    [
+        ("NaN", "", "problem", "may be lost"),
+        ("", "", "warning", "an empty cell for what was NaN"),
+        ("", "nan", "note", "entropy"),
+    ],
+)
+def test_an_empty_cell_at_the_end_is_no_sure_nan(tmp_path, cell, elsewhere, severity, says):
+    lines = [
+        f"{n},{0.1 if n < 50 else cell},0.{n},{elsewhere if elsewhere and n == 10 else 1.5}\n" for n in range(10, 60)
+    ]
+    (tmp_path / "a.csv").write_text("step,loss,reward,entropy\n" + "".join(lines))
+    found = log_damage(read(tmp_path / "a.csv"))
+    assert (found.severity, found.cause, says in found.says) == (severity, "not-finite", True)
+
+
 def test_masked_steps_ask_first_whether_rows_were_cut():
     masked = log(reward=flat, grad_norm=EVERY_OTHER, clipped_ratio=1 - EVERY_OTHER, zero_std_share=0.0)
     found = zero_gradient(masked)

@@ -11,6 +11,7 @@ from ..curves.documented import Beginning, beginnings, load_baseline
 from ..curves.place import COPY, may_be_same, same_table
 from ..logs.log import Log
 from ..logs.names import canonical, plain, reward_columns
+from ..logs.rows import CSV
 from .finding import NOTE, PROBLEM, WARNING, Finding, absent, found, unknown
 from .rule import BASELINE, COMPLETIONS, rule
 
@@ -26,7 +27,8 @@ def log_damage(log: Log) -> Finding:
 
     How: step numbers, or epochs where a console log has none; any series that is NaN or infinite in some step. That is a
     problem where it is a loss, a gradient or a reward, also one of a critic, in 5% of the steps or more. Of another metric it
-    is a warning, or a note where its name is not known. A CSV does not show whether a number is missing or was NaN.
+    is a warning, or a note where its name is not known. So is an empty cell of a CSV that spells no NaN: the number is missing,
+    or was NaN.
     Wrong where: a log was thinned on purpose at uneven distances: its steps count as missing.
     """
     order = np.array(log.order)
@@ -57,6 +59,11 @@ def log_damage(log: Log) -> Finding:
                 "A step of fp16 that overflows is skipped, and a file may lack values. If steps were skipped, train in "
             )
             advice += "bf16 or fp32, or lower the learning rate."
+            return _damaged(log, WARNING, "not-finite", says, advice, steps=log.at(lost[name]))
+        if log.kind == CSV and np.isinf(_last_logged(log, name)):
+            says = f"{name} has no number in {lost[name].mean():.0%} of the steps, also in the last: a CSV has an empty cell "
+            says += "for what was NaN, and for what was not logged."
+            advice = "Look into the trainer's own log. If it was NaN, the weights may be lost."
             return _damaged(log, WARNING, "not-finite", says, advice, steps=log.at(lost[name]))
         says += ", also of the last: the weights may be lost."
         advice = "Go back to a checkpoint before the first of these steps; lower the learning rate, or train in bf16 or fp32."

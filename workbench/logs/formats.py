@@ -20,11 +20,22 @@ from .journals import swanlab_run, wandb_run
 from .names import RUN_NAMES, canonical, of_reinforcement_learning, plain
 from .printed import printed
 from .reader import Reader, Source, reader
-from .rows import LONGEST_LINE, Found, Lost, blocks_of, flat_row, lines_of, steps_of, unusable_as_error, what_is_lost
+from .rows import (
+    CSV,
+    LONGEST_LINE,
+    Found,
+    Lost,
+    blocks_of,
+    flat_row,
+    lines_of,
+    steps_of,
+    unusable_as_error,
+    what_is_lost,
+)
 from .settings import of_sources
 from .stores import database, is_long, mlflow_run, parquet, wide
 
-_LARGEST = {"CSV": 512_000_000, "JSON": 100_000_000}  # bytes
+_LARGEST = {CSV: 512_000_000, "JSON": 100_000_000}  # bytes
 SUMMARY = "wandb-summary.json"
 TENSORBOARD = "TensorBoard"
 # Columns that say what a line is, not which run; and the first word of what is no step of a training.
@@ -35,6 +46,7 @@ _NEVER_OPENED = (b"\x80\x02", b"\x80\x03", b"\x80\x04", b"\x80\x05", b"PK")  # p
 _TEXTS = {"completion", "output", "response", "generation"}
 _OF_A_STEP = {"loss", "grad_norm", "learning_rate", "kl", "entropy", "mean_length"}
 _MOST_RUNS = 50  # that a column parts which has no name of `RUN_NAMES`: more are words of the task
+_SPELLED_NAN = re.compile(rb"[,;\t\n]-?nan(?=[,;\t\r\n])", re.I)
 _PATIENCE = 1_000  # lines of JSON without a metric of reinforcement learning, then the file is data and no log
 
 
@@ -383,7 +395,7 @@ def _counts_steps(head: list[str], body: list[list[str]]) -> bool:
 def _csv(path: Path, source: str) -> list[Found]:
     """Any table with a column of steps, W&B's history and charts among them. Only columns that are asked for are read."""
     with open_plain(path) as file:
-        if os.fstat(file.fileno()).st_size > _LARGEST["CSV"]:
+        if os.fstat(file.fileno()).st_size > _LARGEST[CSV]:
             raise RunError(f"{source}: larger than {_LARGEST['CSV'] / 1e6:.0f} MB; expected one row a step")
         start = file.read(4_000_000)
         head, _, body = start.partition(b"\n")
@@ -402,21 +414,25 @@ def _csv(path: Path, source: str) -> list[Found]:
             table = pd.read_csv(file, usecols=chosen, **options) if chosen else sample
             if table.empty:
                 raise ValueError("no line below the first")
+            if _SPELLED_NAN.search(start):  # then an empty cell is no NaN
+                file.seek(0)
+                texts = pd.read_csv(file, usecols=chosen or None, dtype=str, keep_default_na=False, **options)
+                table.attrs |= what_is_lost(texts.to_dict("records"))
         except (ValueError, pd.errors.ParserError) as error:
             raise RunError(f"{source}: no table ({error}); expected a line of names and one row a step") from error
     table.attrs["separator"] = separator
     charts = [c for c in table if " - " in str(c)]
     if not charts:
-        return [Found("CSV", table)]
+        return [Found(CSV, table)]
     common = [c for c in table if c not in charts and canonical([str(c)]).get(str(c)) in ("step", "epoch")]
     runs: dict[str, dict] = {}
     for column in charts:
         run, _, metric = str(column).rpartition(" - ")
         runs.setdefault(run, {})[column] = metric
     whole = table[[c for c in table if c not in charts]]
-    found = [Found("CSV", table[[*common, *own]].rename(columns=own), run) for run, own in runs.items()]
+    found = [Found(CSV, table[[*common, *own]].rename(columns=own), run) for run, own in runs.items()]
     found = [run._replace(table=run.table.dropna(how="all", subset=list(runs[run.label].values()))) for run in found]
-    found += [Found("CSV", whole)] if of_reinforcement_learning(map(str, whole)) else []
+    found += [Found(CSV, whole)] if of_reinforcement_learning(map(str, whole)) else []
     return found if len(found) > 1 else [found[0]._replace(label="")]
 
 

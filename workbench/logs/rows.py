@@ -25,6 +25,7 @@ EXPECTED = (
     "trainer_state.json, what TRL or verl printed, a saved notebook, JSON or JSON lines with an object a step, a CSV with a "
     "row a step, or TensorBoard events"
 )
+CSV = "CSV"  # the kind of log in which an empty cell may be NaN, or not logged
 LONGEST_LINE = 1_000_000  # bytes of a line of JSON that is parsed; longer ones are skipped
 _BLOCK = 8_000_000  # bytes of console output searched at a time
 _WARM_UP = 8  # steps
