@@ -76,6 +76,7 @@ def test_a_fault_and_an_undecided_stage_raise_with_the_report(tmp_path):
         assert_step(trainer)
     assert "no row of this batch has an advantage" in str(error.value)
     assert_step(trainer, allow=("sampling", "gradient", "update"))
+    assert_step(small_trainer(ShorterMask, tmp_path), meant=("mask", "loss", "gradient"))
 
 
 def test_the_small_trainer_refuses_another_class(tmp_path):

@@ -42,6 +42,7 @@ from workbench.lab.reports.clean import clean_html
 from workbench.replay.grpo_math import Loss, LossRow
 from workbench.replay.report import Stage
 from workbench.watch.attach import StepCheck
+from workbench.watch.causes import cause_of_sampled_logps
 from workbench.watch.check_step import check_step
 from workbench.watch.judge import Judge
 
@@ -134,12 +135,19 @@ def test_a_loss_without_a_gradient_says_what_is_known(advantage, mask, slope, ca
     assert cause in Judge._compared_gradient(judge, Stage("loss", "same")).cause
 
 
-@pytest.mark.parametrize("options, said", [(["top_p=0.9"], "; not tested: top_p=0.9"), ([], "a shift by a token")])
-def test_an_option_is_no_cause_of_other_sampler_log_probs(options, said):
-    pairs, step = [(np.array([-9.0, -1.0, -8.0]), np.array([-1.0, -5.0, -2.0]))], SimpleNamespace()
-    step.sampler_options = lambda: options
-    why = Judge._why_mismatch(SimpleNamespace(step=step), pairs)
-    assert why.startswith("cause not found; not: a shift by a token") and why.endswith(said)
+@pytest.mark.parametrize("kind", ["before it", "after it", "one behind another", "of temperature 1", "cause not found"])
+@pytest.mark.parametrize("own", [[1] * 40, [1] * 15 + [0] * 10 + [1] * 15], ids=["one turn", "two turns"])
+def test_log_probs_of_a_sampler_are_recognized(kind, own):
+    rng, own = np.random.default_rng(0), np.array(own, bool)
+    alone, plain, other = (np.log(rng.uniform(0.01, 1, 40)) for _ in range(3))
+    packed = np.append(alone[own], np.zeros((~own).sum()))
+    sampled = {"before it": np.roll(alone, 1), "after it": np.roll(alone, -1), "of temperature 1": plain}
+    sampled = sampled.get(kind, packed if kind == "one behind another" else other)
+    sampled = np.where(own, sampled + rng.normal(0, 0.01, 40), 0.0) if kind != "one behind another" else sampled
+    why = cause_of_sampled_logps([(own, sampled, alone)], plain, 0.05)
+    if kind == "one behind another" and own.all():  # then nothing is wrong, and nobody asks
+        kind = "cause not found"
+    assert kind in why, why
 
 
 @pytest.mark.parametrize(

@@ -15,6 +15,7 @@ from transformers import (
     Qwen2ForCausalLM,
     Qwen3MoeConfig,
     Qwen3MoeForCausalLM,
+    TrainerCallback,
 )
 
 from workbench import attach_watch
@@ -124,6 +125,27 @@ def test_once_an_adapter_moves_its_dropout_is_named(tmp_path, cls):
     found = {"log-probs", "ratios"} if cls is trl.RLOOTrainer else {"log-probs"}
     assert found <= {*names_of(report, "different")}, report
     assert all("the model has dropout" in report[name].cause for name in found)
+
+
+class TurnsGradients(TrainerCallback):
+    """Turns each gradient round from the third update on."""
+
+    def on_pre_optimizer_step(self, args, state, control, model, **kwargs):
+        for parameter in model.parameters() if state.global_step >= 2 else ():
+            if parameter.grad is not None:
+                parameter.grad.neg_()
+
+
+def test_a_healthy_difference_hides_no_later_one(tmp_path, capsys):
+    trainer = with_lora_dropout(tmp_path / "out")
+    trainer.add_callback(TurnsGradients())
+    watch = attach_watch(trainer, tmp_path / "record", check_every=1)
+    trainer.args.max_steps = 3
+    trainer.train()
+    lines = [line for line in capsys.readouterr().err.splitlines() if "step-check: " in line]
+    said = [line.partition("step-check: ")[2].partition(" is ")[0] for line in lines]
+    assert said == ["log-probs", "update"], lines
+    assert "step 3" in lines[1] and watch.reports[3].first.name == "log-probs"
 
 
 def tiny_qwen():

@@ -274,3 +274,51 @@ def test_a_temperature_of_the_sampler_alone_is_of_sampling(tmp_path):
 def test_a_limit_of_cispo_below_every_ratio_is_said(epsilon_high, said, tmp_path):
     loss = check_step(make(tmp_path, loss_type="cispo", epsilon_high=epsilon_high))["loss"]
     assert loss.verdict == "same" and ("limits every ratio to epsilon_high=0.2" in loss.cause) is said, loss
+
+
+class CutTexts(trl.GRPOTrainer):
+    """Gives the rewards each text up to its first vowel, and leaves the tokens."""
+
+    def _generate(self, prompts, *args):
+        output = super()._generate(prompts, *args)
+        texts = next(n for n, part in enumerate(output) if isinstance(part, list) and part and isinstance(part[0], str))
+        return tuple([self.cut(text) for text in part] if n == texts else part for n, part in enumerate(output))
+
+    def cut(self, text):
+        return text[: next((n for n, letter in enumerate(text) if letter in "aeiou"), len(text))]
+
+
+class NoTexts(CutTexts):
+    def cut(self, text):
+        return ""
+
+
+@pytest.mark.parametrize(
+    "cls, said", [(CutTexts, "judged by a part of their text"), (NoTexts, " by none"), (trl.GRPOTrainer, "")]
+)
+def test_rewards_of_a_part_of_a_text_are_asked_about(cls, said, tmp_path):
+    rewards = check_step(make(tmp_path, cls))["rewards"]
+    assert (rewards.verdict, said in rewards.cause) == ("cannot tell" if said else "same", True), rewards
+
+
+class ColderLater(TrainerCallback):
+    """Samples more sharply than the loss scores, from the second update on."""
+
+    def __init__(self, trainer):
+        self.trainer = trainer
+
+    def on_step_begin(self, args, state, control, **kwargs):
+        if state.global_step >= 1:
+            self.trainer.generation_config.temperature = 0.3
+
+
+def test_the_generation_of_a_checked_second_pass_is_judged(tmp_path):
+    trainer = make(tmp_path, num_iterations=2, max_steps=6, max_completion_length=32, disable_tqdm=True)
+    check = StepCheck(trainer, 4, tell=lambda line: None)
+    trainer.add_callback(ColderLater(trainer))
+    trainer.train()
+    assert [*check.reports] == [1, 3, 4]
+    assert all(
+        stage.verdict != "cannot tell" or "was not checked" not in stage.cause for stage in check.reports[4].stages
+    )
+    assert check.reports[3].first.name == "sampling", check.reports[3]

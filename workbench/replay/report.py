@@ -134,9 +134,14 @@ class StepReport:
     kind: str = "GRPO"  # of the trainer, or RLOO
 
     @property
+    def different(self) -> list[Stage]:
+        """The stages whose verdict is `different`."""
+        return [stage for stage in self.stages if stage.verdict == "different"]
+
+    @property
     def first(self) -> Stage | None:
         """The first stage that is different, None where none is."""
-        return next((stage for stage in self.stages if stage.verdict == "different"), None)
+        return next(iter(self.different), None)
 
     def with_meant(self, names: Sequence[str]) -> "StepReport":
         """The same report, in which a stage with one of these names that is `different` is `meant`, and not `first`."""
@@ -154,7 +159,7 @@ class StepReport:
     @property
     def headline(self) -> str:
         """One line: the first stage that differs and where, the other ones, and what is open."""
-        different = [stage for stage in self.stages if stage.verdict == "different"]
+        different = self.different
         parts = ["no stage differs"]
         if different:
             parts = [", ".join(filter(None, [f"first: {different[0].name}", different[0].where]))]

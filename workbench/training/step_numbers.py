@@ -133,14 +133,22 @@ def _judged_otherwise(trainer: Any, record: StepRecord, rows: Sequence[SampledRo
                 f"{foreign} of {len(rows)} rows are judged by a text that is neither their completion nor a part of it"
             )
             record.notice("rewards", "cannot tell", f"{cause}: is it changed on purpose?", over=("same", "rounding"))
+        # A tokenizer that says how to parse a response leaves out its thinking.
+        parses = any(getattr(tokenizer_of(trainer), name, None) for name in ("response_template", "response_schema"))
+        if not parses and (cut := cut_texts(record.texts, sampled)):
+            none = sum(not text for text in cut.values())
+            cause = f"{len(cut)} of {len(rows)} rows are judged by a part of their text" + f", {none} by none" * (
+                none > 0
+            )
+            record.notice("rewards", "cannot tell", f"{cause}: is it cut on purpose?", over=("same", "rounding"))
     return {name: sorted(numbers) for name, numbers in found.items() if numbers}
 
 
 def mixed_texts(texts: Sequence[tuple], asked: Sequence[str], sampled: Sequence[str]) -> dict[str, list[int]]:
     """The rows whose text, as the reward functions get it, is that of another row's tokens, for `prompts` and `completions`.
 
-    A text that is a part of its own row was changed on purpose: a parser strips it. Of one that is that of no row, see
-    `foreign_texts`. A prompt stands in its row between what a template writes.
+    Of a text that is a part of its own row see `cut_texts`, of one that is that of no row `foreign_texts`. A prompt stands in
+    its row between what a template writes.
 
     Args:
         texts: prompt and completion of each row, each a text or messages.
@@ -182,6 +190,17 @@ def foreign_texts(texts: Sequence[tuple], sampled: Sequence[str]) -> list[int]:
     """
     pairs = enumerate(zip(_answers(texts), sampled, strict=True))
     return [i for i, (answer, own) in pairs if answer is not None and answer not in _plain(own)]
+
+
+def cut_texts(texts: Sequence[tuple], sampled: Sequence[str]) -> dict[int, str]:
+    """The rows whose completion, as the reward functions get it, is a part of their own tokens' text alone: row -> the part.
+
+    Example:
+        >>> cut_texts([("2 + 2", "4"), ("2 + 3", "It is 5.")], ["It is 4.", "It is 5."])
+        {0: '4'}
+    """
+    pairs = enumerate(zip(_answers(texts), map(_plain, sampled), strict=True))
+    return {i: answer for i, (answer, own) in pairs if answer is not None and answer != own and answer in own}
 
 
 def _answers(texts: Sequence[tuple]) -> list[str | None]:

@@ -94,7 +94,7 @@ class StepCheck(LiveCallback):
 
     An update that trains once more on completions of an earlier step is checked with its real old log-probs. Weights, optimizer
     and random state are afterwards as they were: the training is the same with and without. `reports` are
-    by step. The first difference of each stage goes to `tell`, once.
+    by step. A stage that differs goes to `tell` once, at the first such update; of several the first with its cause.
     """
 
     name = "check of steps"
@@ -280,7 +280,7 @@ class StepCheck(LiveCallback):
         samples = samples_of_next_step(self._trainer)
         if samples != "reused":
             self._sampled = step, None
-        if self._batch is None or not is_due(step, self._every or 1):
+        if self._batch is None or not self._is_due(step, samples):
             return
         if accelerator.num_processes > 1:  # they sample and score together, or none does
             self.on = all(gather_object([self.on]))
@@ -288,6 +288,14 @@ class StepCheck(LiveCallback):
             self._check_together(step, samples)
         else:
             self.guarded(self._check, step, samples)
+
+    def _is_due(self, step: int, samples: str) -> bool:
+        """Say whether an update is checked: one that is due, and the one that samples the completions of one that is due."""
+        args, every = self._trainer.args, self._every or 1
+        updates = 1
+        if samples == "new" and hasattr(self._trainer, "num_iterations"):
+            updates = args.steps_per_generation * self._trainer.num_iterations // args.gradient_accumulation_steps
+        return any(is_due(later, every) for later in range(step, step + max(updates, 1)))
 
     def _check_together(self, step: int, samples: str) -> None:
         """Check a step; an error in the step itself ends the training if not all have it, since the others wait for ever."""
@@ -349,16 +357,20 @@ class StepCheck(LiveCallback):
         self._say(step)
 
     def _say(self, step: int) -> None:
-        """Tell the first difference of an update, each stage once."""
+        """Tell the first stage that differs in an update and in no checked one before, and name the others that are new."""
         report = self.reports[step]
-        if report.first is not None and report.first.name not in self._told:
-            self._told.add(report.first.name)
-            accelerator = self._trainer.accelerator
-            where = f"step {step}" + f", process {accelerator.process_index}" * (accelerator.num_processes > 1)
-            advice = f"look at `reports[{step}]` of what `attach_watch` returned. More: docs/how-to/check_a_step.md"
-            if report.advice:
-                advice += f". And: {report.advice}"
-            self._tell(f"{where}: step-check: {report.first.name} is different: {report.first.cause}. Do: {advice}")
+        new = [stage for stage in report.different if stage.name not in self._told]
+        self._told.update(stage.name for stage in new)
+        if not new:
+            return
+        accelerator = self._trainer.accelerator
+        where = f"step {step}" + f", process {accelerator.process_index}" * (accelerator.num_processes > 1)
+        others = ", ".join(stage.name for stage in new[1:])
+        advice = f"look at `reports[{step}]` of what `attach_watch` returned. More: docs/how-to/check_a_step.md"
+        if report.advice:
+            advice += f". And: {report.advice}"
+        said = f"{where}: step-check: {new[0].name} is different: {new[0].cause}"
+        self._tell(f"{said}{'; also different: ' * bool(others)}{others}. Do: {advice}")
 
 
 def _said(report: StepReport, name: str, verdict: str, cause: str) -> StepReport:
@@ -403,9 +415,10 @@ def attach_watch(
         rules: your own rules, made by `workbench.audit.rule`, in addition to the built-in ones.
         record_steps: steps whose loss inputs are kept in files for `workbench replay`: step numbers, or N for the first step
             and every N-th.
-        check_every: run `check_step` at the first and every N-th step, and print the first stage that differs. Such a step
-            takes three to seven times as long, and reward functions are called once more. Of several processes each has to
-            attach it, and a reward function that fails in one of them then ends the training, as it does without a check.
+        check_every: run `check_step` at the first and every N-th step, and at the one that sampled its completions; print the
+            first stage that differs, and later each that did not differ before. Such a step takes three to seven times as
+            long, and reward functions are called once more. Of several processes each has to attach it, and a reward function
+            that fails in one of them then ends the training, as it does without a check.
         meant: stages of these checks at which your subclass means to differ, as `check_step` takes them.
 
     Returns:

@@ -190,6 +190,51 @@ def shifted(numbers: np.ndarray, by: int) -> np.ndarray:
     return moved
 
 
+def cause_of_sampled_logps(
+    rows: Sequence[tuple[np.ndarray, np.ndarray, np.ndarray]],
+    plain: Sequence[np.ndarray] | None,
+    near: float,
+) -> str:
+    """A sentence on log-probs of a sampler that are not those of their tokens: what they are, or what was tested.
+
+    Args:
+        rows: own tokens (T,) of bool, the sampler's log-probs (T,), those of each row alone (T,).
+        plain: the log-probs of each row alone (T,) at temperature 1, where the trainer's is another.
+        near: nats; half of the tokens have to be as near, and five times as near as to their own log-probs.
+
+    Example:
+        >>> own, alone = np.array([True, True, False, True]), np.array([-1.0, -2.0, -3.0, -4.0])
+        >>> cause_of_sampled_logps([(own, np.array([-2.0, -3.0, -4.0, 0.0]), alone)], None, 0.05)
+        'each is that of the token after it'
+    """
+    usual = np.median(np.concatenate([np.abs(sampled - alone)[own] for own, sampled, alone in rows]))
+    limit = min(near, float(usual) / 5)
+
+    def are(expected: Sequence[np.ndarray]) -> bool:
+        off = np.concatenate(
+            [np.abs(s - e)[np.isfinite(s) & np.isfinite(e)] for (_, s, _), e in zip(rows, expected, strict=True)]
+        )
+        return bool(len(off)) and float(np.median(off)) <= limit
+
+    def at_own(own: np.ndarray, numbers: np.ndarray) -> np.ndarray:
+        placed = np.full(len(own), np.nan)
+        placed[own] = numbers
+        return placed
+
+    for neighbour, by in (("before", 1), ("after", -1)):
+        whole = [np.where(own, shifted(alone, by), np.nan) for own, _, alone in rows]
+        if are(whole) or are([at_own(own, shifted(alone[own], by)) for own, _, alone in rows]):
+            return f"each is that of the token {neighbour} it"
+    if are([np.append(alone[own], np.full((~own).sum(), np.nan)) for own, _, alone in rows]):
+        return "they stand at the start of their row one behind another, without places for the tokens between them"
+    tested = "a shift by a token, places that are left out"
+    if plain is not None:
+        if are([np.where(own, numbers, np.nan) for (own, *_), numbers in zip(rows, plain, strict=True)]):
+            return "they are of temperature 1, and the trainer's temperature is another"
+        tested += ", temperature 1"
+    return f"cause not found; not: {tested}"
+
+
 def _in_dtype(numbers: np.ndarray, dtype: str) -> np.ndarray:
     return torch.tensor(numbers).to(getattr(torch, dtype)).double().numpy()
 

@@ -42,6 +42,7 @@ from .causes import (
     RowAlone,
     cause_of_copies,
     cause_of_logprobs,
+    cause_of_sampled_logps,
     cause_of_sampling,
     in_float32,
     scores_with,
@@ -583,31 +584,36 @@ class Judge:
 
     def mismatch(self) -> Stage | None:
         """Say whether the sampler's log-probs are near those of each row alone; None without them."""
-        pairs = [
-            (row.sampled_logps[kept], alone.logps[kept])
-            for row, *_, alone in self._scored()
+        found = [
+            (kept, row.sampled_logps, alone.logps, prompt, ids)
+            for row, prompt, ids, alone in self._scored()
             if row.sampled_logps is not None and (kept := (row.mask > 0) & np.isfinite(row.sampled_logps)).any()
         ]
-        if not pairs:
+        if not found:
             return None
-        sampled, alone = (np.concatenate(part) for part in zip(*pairs, strict=True))
+        sampled, alone = (np.concatenate([row[n][row[0]] for row in found]) for n in (1, 2))
         mean, largest = float(np.abs(sampled - alone).mean()), float(np.abs(sampled - alone).max())
         said, numbers = f"mean {mean:.2g} nats", (largest, f"{len(alone)} tokens")
         if mean <= _NEAR:
             return Stage("mismatch", "same" if largest <= 2 * SAME else "rounding", said, *numbers)
-        if mean <= min(_NOT_NEAR, -float(alone.mean()) / 2):  # numbers of other tokens are off by about the surprise
-            cause = "the sampler has lower precision or older weights, or its log-probs are at wrong places"
-            return Stage("mismatch", "cannot tell", f"{said}: {cause}", *numbers)
-        cause = f"the sampler's log-probs are not those of these tokens: {self._why_mismatch(pairs)}: {said}"
+        plain = None
+        if self.temperature != 1:
+            plain = [self._logps_at_one(prompt, ids) for *_, prompt, ids in found]
+        why = cause_of_sampled_logps([row[:3] for row in found], plain, _NEAR)
+        if why.startswith("cause not found"):
+            if mean <= min(_NOT_NEAR, -float(alone.mean()) / 2):  # numbers of other tokens are off by about the surprise
+                cause = "the sampler has lower precision or older weights, or its log-probs are at wrong places"
+                return Stage("mismatch", "cannot tell", f"{said}: {cause}", *numbers)
+            if options := ", ".join(self.step.sampler_options()):
+                why += f"; not tested: {options}"
+        cause = f"the sampler's log-probs are not those of these tokens: {why}: {said}"
         return Stage("mismatch", "different", cause, *numbers)
 
-    def _why_mismatch(self, pairs: Sequence[tuple[np.ndarray, np.ndarray]]) -> str:
-        for neighbour, shift in (("before", 1), ("after", -1)):
-            differences = np.concatenate([np.abs(sampled - shifted(alone, shift)) for sampled, alone in pairs])
-            if np.nanmean(differences) <= _NEAR:
-                return f"each is that of the token {neighbour} it"
-        options = ", ".join(self.step.sampler_options())
-        return "cause not found; not: a shift by a token" + (f"; not tested: {options}" if options else "")
+    def _logps_at_one(self, prompt: list[int], ids: list[int]) -> np.ndarray:
+        """The log-probs (T,) of a completion alone, at temperature 1."""
+        with torch.no_grad(), evaluating(self.policy), without_autocast(self.policy):
+            table = (self._logits(self.policy, prompt, ids) * self.temperature).log_softmax(-1)
+        return table.gather(1, torch.tensor(ids, device=table.device)[:, None])[:, 0].double().numpy(force=True)
 
     def _by_reference(self, texts: Sequence[tuple[list[int], list[int]]]) -> list[np.ndarray] | None:
         """Log-probs of completions by the reference: a model, an adapter, or what lies below the policy's; None: not known."""
