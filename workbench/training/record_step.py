@@ -506,6 +506,12 @@ def ask_loss(
     return float(loss.detach()), by_logp, slopes[1] if len(leaves) > 1 else None
 
 
+def value_of_loss(trainer: Any, inputs: Mapping[str, Any]) -> float:
+    """The trainer's loss for inputs, wherever it takes its log-probs, without gradients; inside `as_it_was`."""
+    with torch.no_grad(), trainer.compute_loss_context_manager():
+        return float(trainer.compute_loss(trainer.model_wrapped, dict(inputs)))
+
+
 def score_with_loss(trainer: Any, inputs: Mapping[str, Any]) -> tuple[torch.Tensor, torch.Tensor | None]:
     """The log-probs and entropies (B, T) that the trainer's loss takes of its model now, without gradients.
 

@@ -26,6 +26,7 @@ from ..replay.stages import (
     losses_of,
     places,
     sampled_tokens,
+    seen_by_value,
     stages_of_loss,
     stages_of_rows,
     tolerance_of,
@@ -35,8 +36,15 @@ from ..replay.step import SampledRow, Step, all_loss_rows
 from ..training.processes import StepNotChecked, average_gradients, failing_together, is_sharded
 from ..training.record_step import dropouts_of, record_without_dropout
 from ..training.rows import eos_ids, policy_of, stops_of, tokenizer_of
-from ..training.step_numbers import coarsest_dtype, router_coefficient, router_loss_of, step_of, with_generation
-from ..training.step_record import StepRecord
+from ..training.step_numbers import (
+    coarsest_dtype,
+    micro_rows,
+    router_coefficient,
+    router_loss_of,
+    step_of,
+    with_generation,
+)
+from ..training.step_record import MicroBatch, StepRecord
 from .causes import (
     UNKNOWN_COPIES,
     RowAlone,
@@ -109,9 +117,10 @@ class Judge:
             options["min_tokens"] = least
         self.sampler = options
         self.options = None if options.keys() - _PLACED else {"temperature": float(self.temperature)} | options
+        self.alone: dict[tuple, _Alone] = {}  # by prompt and completion
+        self.scored = self._with_rows_alone()  # step and record, of whose log-probs the loss is defined
         with failing_together(record.averaged):
             self.losses = self._losses()
-        self.alone: dict[tuple, _Alone] = {}  # by prompt and completion
         self.gradients = self._score_and_differentiate()
         with failing_together(record.averaged):
             self._score_other_rows()
@@ -130,7 +139,7 @@ class Judge:
             of_rows[0] = self._beyond_turns(of_rows[0])
             stages = [self._seeded(self.sampling()), *map(self._judged_alone, map(self._with_dropout_in_kl, of_rows))]
             stages += [check_batches(step), self.logprobs(), self.reference(), self.mismatch()]
-        stages += [*self._of_update(), check_metrics(step, self.losses)]
+        stages += [*self._of_update(), self._metrics()]
         return self._report(stages)
 
     def _seeded(self, sampling: Stage) -> Stage:
@@ -206,12 +215,24 @@ class Judge:
             ]
         with failing_together(self.record.averaged):
             of_rows = [batches, self.logprobs()]
-        metrics = check_metrics(self.step, self.losses)
-        return self._report([*of_generation, *of_rows, *self._of_update(), metrics])
+        return self._report([*of_generation, *of_rows, *self._of_update(), self._metrics()])
+
+    def _metrics(self) -> Stage | None:
+        """The stage of what was logged; a loss that takes its own log-probs logs what it wants."""
+        return check_metrics(self.step, losses_of(self.step) if self._takes_own_logps() else self.losses)
 
     def _of_update(self) -> list[Stage | None]:
-        ratios, correction, loss = stages_of_loss(self.step, self.losses)
-        ratios, loss = stages_with_answers(ratios, loss, ask_off_policy(self.trainer, self.step, self.record))
+        own = self._takes_own_logps()
+        # Half precision rounds the log-probs that such a loss takes by more than a fault may move it: the gradient is compared.
+        step, record = (self.step, self.record) if own and self.step.dtype != "float32" else self.scored
+        losses = losses_of(step) if own else self.losses
+        ratios, correction, loss = stages_of_loss(step, losses)
+        asked = ask_off_policy(self.trainer, step, record, by_value=own)
+        ratios, loss = stages_with_answers(ratios, loss, asked)
+        if own and loss.verdict != "cannot tell":
+            loss = seen_by_value(losses, loss) if asked.problem else loss
+            said = "the log-probs are those of each row alone, since this loss takes its own"
+            loss = replace(loss, cause="; ".join(filter(None, [loss.cause, said])))
         if ratios and ratios.verdict == "different" and (dropouts := dropouts_of(self.policy)):
             dropout = f"the model has dropout ({', '.join(dropouts)}), which differs between two scorings"
             ratios = replace(ratios, cause=f"{ratios.cause}; {dropout}")
@@ -226,13 +247,47 @@ class Judge:
             present.insert(place, check_images(self.record))
         return StepReport(
             with_deviations(self.step, present),
-            checked_rows(self.step, self.losses, self.tokenizer.decode, self._logps_alone),
+            checked_rows(self.scored[0], self.losses, self.tokenizer.decode, self._logps_alone),
             self.step.kind,
         )
 
     def _losses(self) -> list[Loss | None]:
         """The loss of each micro-batch by its definition."""
-        return losses_of(self.step)
+        return losses_of(self.scored[0])
+
+    def _takes_own_logps(self) -> bool:
+        """Say whether the loss takes its log-probs elsewhere, and those of each row alone stand for them."""
+        return self.scored[1] is not self.record
+
+    def _with_rows_alone(self) -> tuple[Step, StepRecord]:
+        """Step and record in which a loss that takes its log-probs elsewhere has those of each row alone.
+
+        As they were where a row alone does not have all that the loss depends on, and where it is Liger's.
+        """
+        step, record = self.step, self.record
+        if step.kind not in ("GRPO", "RLOO") or all(micro.logps is not None for micro in record.micro_batches):
+            return step, record
+        liger = getattr(self.trainer, "use_liger_kernel", False)
+        if record.averaged or liger or has_images(record) or step.router_losses:
+            return step, record
+        micro_batches = [self._scored_alone(m) if m.logps is None else m for m in record.micro_batches]
+        rows = [micro_rows(micro, step.pad_token_id) for micro in micro_batches]
+        rows = [replace(new, entropy_coef=old.entropy_coef) for new, old in zip(rows, step.micro_batches, strict=True)]
+        return replace(step, micro_batches=rows), replace(record, micro_batches=micro_batches)
+
+    def _scored_alone(self, micro: MicroBatch) -> MicroBatch:
+        """A micro-batch with log-probs and entropies (B, T) of each row alone."""
+        inputs, there = micro.inputs, micro.inputs["completion_mask"].bool()
+        tables = [torch.zeros(there.shape, dtype=torch.float64) for _ in range(2)]
+        with torch.no_grad(), evaluating(self.policy), without_autocast(self.policy):
+            for i, mask in enumerate(there.cpu()):
+                if mask.any():
+                    prompt = inputs["prompt_ids"][i][inputs["prompt_mask"][i].bool()].tolist()
+                    alone = self._score(self.policy, prompt, inputs["completion_ids"][i][there[i]].tolist())
+                    for table, numbers in zip(tables, (alone.logps, alone.entropies), strict=True):
+                        table[i, mask] = torch.from_numpy(numbers)
+        logps, entropies = (table.to(there.device) for table in tables)
+        return replace(micro, logps=logps, entropies=entropies)
 
     def _logps_alone(self, prompt: list[int], ids: list[int]) -> np.ndarray:
         return self.alone[text_key(prompt, ids)].logps if ids else np.zeros(0)
@@ -601,7 +656,9 @@ class Judge:
             plain = [self._logps_at_one(prompt, ids) for *_, prompt, ids in found]
         why = cause_of_sampled_logps([row[:3] for row in found], plain, _NEAR)
         if why.startswith("cause not found"):
-            if mean <= min(_NOT_NEAR, -float(alone.mean()) / 2):  # numbers of other tokens are off by about the surprise
+            if mean <= min(
+                _NOT_NEAR, -float(alone.mean()) / 2
+            ):  # numbers of other tokens are off by about the surprise
                 cause = "the sampler has lower precision or older weights, or its log-probs are at wrong places"
                 return Stage("mismatch", "cannot tell", f"{said}: {cause}", *numbers)
             if options := ", ".join(self.step.sampler_options()):
@@ -777,7 +834,7 @@ class Judge:
 
     def _moved(self, gradient: Stage) -> Stage:
         """The stage of the gradient, with whether the loss moves as it says; only a gradient that agrees so far is asked."""
-        if gradient.verdict not in ("same", "rounding"):
+        if gradient.verdict not in ("same", "rounding") or self._takes_own_logps():
             return gradient
         gradients, scale = self.gradients, self._scale()
         moved = check_by_moving(self.trainer, self.policy, self.step, self.record, self.losses, gradients, scale)

@@ -9,6 +9,7 @@ on both sides. Only what the loss gets anyway is moved: a loss that is never giv
 Every other question also cuts rows at other lengths: where all rows are equally long, divisors of several loss types agree.
 """
 
+import contextlib
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -17,11 +18,12 @@ from typing import Any
 import numpy as np
 import torch
 
+from ..consistency.padding import evaluating
 from ..replay.grpo_math import Loss, LossRow
 from ..replay.report import Stage
 from ..replay.stages import ALL_ONE, SAME, losses_of
 from ..replay.step import MicroRows, Step
-from ..training.record_step import adapted_coefficient, as_it_was, ask_loss, loss_mask_of
+from ..training.record_step import adapted_coefficient, as_it_was, ask_loss, loss_mask_of, value_of_loss
 from ..training.step_numbers import micro_rows
 from ..training.step_record import MicroBatch, StepRecord
 
@@ -46,6 +48,7 @@ class Asked:
     explained: bool = False  # another definition gives each answer
     by_ratios: bool = False  # and it is another in its ratios
     is_kl_unseen: bool = False  # the reference is the policy itself, so each KL is 0
+    parts: str = "value and slopes of each token"  # of an answer, that are compared
 
 
 @dataclass(frozen=True)
@@ -54,31 +57,37 @@ class _Answer:
 
     rows: MicroRows
     value: float
-    slopes: list[np.ndarray]  # of each row (T,)
+    slopes: list[np.ndarray] | None  # of each row (T,); None: the value alone is known
     entropy_slopes: list[np.ndarray] | None
     elsewhere: float  # the largest slope by a token that is no part of the row
     tokens: Sequence[float] = ()  # in the loss of the generation, where rows were cut
 
 
-def ask_off_policy(trainer: Any, step: Step, record: StepRecord) -> Asked:
+def ask_off_policy(trainer: Any, step: Step, record: StepRecord, by_value: bool = False) -> Asked:
     """Ask the trainer's loss about moved log-probs and advantages, and compare value and slopes with the definition.
 
     No forward pass of the model runs. What the loss logs is dropped, and the trainer is afterwards as it was.
+
+    Args:
+        by_value: the loss takes its log-probs elsewhere, and those of `step` are as the model gives them. Then the model runs,
+            without dropout, and values are compared alone.
     """
     micro_batches = record.micro_batches
     if not micro_batches or any(micro.logps is None for micro in micro_batches):
         return Asked(problem="the trainer computes its loss elsewhere (Liger, or a method of its own)")
     first = trainer._step if step.reused else 0
     try:
-        with as_it_was(trainer):
-            trainer.model.train()
+        with as_it_was(trainer), evaluating(trainer.model) if by_value else contextlib.nullcontext():
+            if not by_value:
+                trainer.model.train()
             trainer.current_gradient_accumulation_steps = len(micro_batches)
             questions = range(2 * len(widths_of(step)))
-            rounds = [_ask(trainer, step, micro_batches, number, first) for number in questions]
+            rounds = [_ask(trainer, step, micro_batches, number, first, by_value) for number in questions]
     except Exception as error:  # a loss is anybody's
         problem = f"the loss cannot be asked: {type(error).__name__}: {str(error)[:200]}"
         return Asked(problem=problem, is_kl_unseen=_is_kl_unseen(step))
-    return compare(step, rounds)
+    asked = compare(step, rounds)
+    return replace(asked, parts="the value of each micro-batch") if by_value else asked
 
 
 def _is_kl_unseen(step: Step) -> bool:
@@ -89,7 +98,9 @@ def _is_kl_unseen(step: Step) -> bool:
     return all(np.abs(row.logps - row.ref_logps).max(initial=0.0) < _WIDTH / 100 for row in rows)
 
 
-def _ask(trainer: Any, step: Step, micro_batches: Sequence[MicroBatch], number: int, first: int) -> list[_Answer]:
+def _ask(
+    trainer: Any, step: Step, micro_batches: Sequence[MicroBatch], number: int, first: int, by_value: bool
+) -> list[_Answer]:
     """The answers to one question for each micro-batch; the first of them is the trainer's micro-batch number `first`."""
     answers, tokens = [], list[float]()
     if number % 2 and _may_be_cut(step, micro_batches):
@@ -97,9 +108,13 @@ def _ask(trainer: Any, step: Step, micro_batches: Sequence[MicroBatch], number: 
     for place, micro in enumerate(micro_batches):
         trainer._step = first + place  # a loss may treat one of them otherwise
         inputs, coefficient = moved_inputs(step, micro, number, place), adapted_coefficient(trainer)
+        asked = replace(micro, inputs=inputs, logps=scored(micro), entropy_coef=coefficient)
+        if by_value:
+            rows = micro_rows(asked, step.pad_token_id)
+            answers.append(_Answer(rows, value_of_loss(trainer, inputs), None, None, 0.0, tokens))
+            continue
         value, by_logp, by_entropy = ask_loss(trainer, inputs, scored(micro), micro.entropies, micro.others)
-        asked = replace(micro, inputs=inputs, logps=scored(micro), loss=value, entropy_coef=coefficient)
-        rows = micro_rows(asked, step.pad_token_id)
+        rows = micro_rows(replace(asked, loss=value), step.pad_token_id)
         there = inputs["completion_mask"].bool()
         slopes = _of_rows(by_logp, there)
         entropy_slopes = None if by_entropy is None else _of_rows(by_entropy, there)
@@ -325,8 +340,8 @@ def _worst(step: Step, rounds: Sequence[list[_Answer]], definition: Definition) 
 
 def _differences(step: Step, answer: _Answer, loss: Loss) -> Iterator[tuple[float, str, str]]:
     """Each part of an answer: how far it is from the definition, `value` or `slope`, and in words."""
-    pairs = [(answer.slopes, loss.slopes, "slope")]
-    if loss.entropy_slopes or answer.entropy_slopes:
+    pairs = [] if answer.slopes is None else [(answer.slopes, loss.slopes, "slope")]
+    if answer.slopes is not None and (loss.entropy_slopes or answer.entropy_slopes):
         none = [np.zeros_like(slopes) for slopes in loss.slopes]
         pairs.append((answer.entropy_slopes or none, loss.entropy_slopes or none, "slope by the entropy"))
     size = sum(float(np.abs(slopes).sum()) for slopes in loss.slopes)
@@ -513,7 +528,7 @@ def stages_with_answers(ratios: Stage | None, loss: Stage, asked: Asked) -> tupl
             verdict = "same" if (ratios.largest or 0.0) <= 2 * SAME else "rounding"
             rounded = "" if verdict == "same" else f" but for rounding (log-ratios up to {ratios.largest:.2g})"
             ratios = replace(ratios, verdict=verdict, cause=f"all are 1{rounded}, as they must be here; {asked.said}")
-        return ratios, replace(loss, cause=loss.cause or f"value and slopes of each token, {asked.said}")
+        return ratios, replace(loss, cause=loss.cause or f"{asked.parts}, {asked.said}")
     wrong: dict[str, Any] = {"verdict": "different", "cause": asked.cause, "largest": asked.wrong, "where": asked.where}
     if asked.by_ratios and ratios is not None and ratios.verdict != "different":
         return replace(ratios, **wrong), replace(loss, cause=loss.cause or "for the ratios that it takes")
