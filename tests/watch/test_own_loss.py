@@ -47,7 +47,8 @@ class OwnLoss(trl.GRPOTrainer):
         loss = -self.smaller(ratios * advantages, clipped * advantages)
         if self.beta:
             off = inputs["ref_per_token_logps"] - logps
-            loss = loss + self.beta * ratios * (off.exp() - off - 1)  # TRL's default weighs it with the ratio
+            weights = ratios if getattr(self.args, "use_bias_correction_kl", False) else 1.0
+            loss = loss + self.beta * weights * (off.exp() - off - 1)
         loss = ((loss * mask).sum(1) / mask.sum(1).clamp(min=1)).mean()
         return (loss + self.bonus(logits, mask)) / self.current_gradient_accumulation_steps
 
