@@ -11,8 +11,8 @@ from workbench import check_step
 pytestmark = pytest.mark.slow
 
 
-class OwnLoss(trl.GRPOTrainer):
-    """The loss of `loss_type="grpo"` with clip and KL, from logits that it takes itself."""
+class TakesLogits:
+    """Logits (B, T, V) at the tokens of the completions, and their log-probs (B, T)."""
 
     first = -1  # where the logits of the first token of a completion stand, counted from it
 
@@ -28,6 +28,13 @@ class OwnLoss(trl.GRPOTrainer):
     def at_temperature(self):
         return self.temperature
 
+    def logps_of(self, logits, inputs):
+        return logits.log_softmax(-1).gather(2, inputs["completion_ids"][..., None])[..., 0]
+
+
+class OwnLoss(TakesLogits, trl.GRPOTrainer):
+    """The loss of `loss_type="grpo"` with clip and KL, from logits that it takes itself."""
+
     def log_ratios(self, logps, old, mask):
         return logps - old
 
@@ -39,8 +46,7 @@ class OwnLoss(trl.GRPOTrainer):
 
     def _compute_loss(self, model, inputs):
         mask, logits = inputs["completion_mask"].float(), self.logits_of(model, inputs)
-        logps = logits.log_softmax(-1).gather(2, inputs["completion_ids"][..., None])[..., 0]
-        old = inputs.get("old_per_token_logps")
+        logps, old = self.logps_of(logits, inputs), inputs.get("old_per_token_logps")
         ratios = self.log_ratios(logps, logps.detach() if old is None else old, mask).exp()
         advantages = inputs["advantages"][:, None]
         clipped = ratios.clamp(1 - self.epsilon_low, 1 + self.epsilon_high)
@@ -51,6 +57,22 @@ class OwnLoss(trl.GRPOTrainer):
             loss = loss + self.beta * weights * (off.exp() - off - 1)
         loss = ((loss * mask).sum(1) / mask.sum(1).clamp(min=1)).mean()
         return (loss + self.bonus(logits, mask)) / self.current_gradient_accumulation_steps
+
+
+class OwnRLOO(TakesLogits, trl.RLOOTrainer):
+    def _compute_loss(self, model, inputs):
+        logps = self.logps_of(self.logits_of(model, inputs), inputs)
+        ratios = ((logps * inputs["completion_mask"]).sum(1) - inputs["old_logps"]).exp()
+        clipped, advantages = ratios.clamp(1 - self.epsilon_low, 1 + self.epsilon_high), inputs["advantages"]
+        return -self.smaller(ratios * advantages, clipped * advantages).mean()
+
+    def smaller(self, plain, clipped):
+        return torch.min(plain, clipped)
+
+
+class UnclippedRLOO(OwnRLOO):
+    def smaller(self, plain, clipped):
+        return plain
 
 
 class OwnSequences(OwnLoss):
@@ -92,6 +114,7 @@ HEALTHY = {
     "sequences": (OwnSequences, SEQUENCES, {}),
     "adapter": (OwnLoss, {"learning_rate": 1e-3}, {"peft_config": LORA}),
     "bf16": (OwnLoss, {"bf16": True}, {}),
+    "RLOO": (OwnRLOO, {"per_device_train_batch_size": 4, "gradient_accumulation_steps": 2}, {}),
 }
 FAULTS = [
     (WithoutTemperature, {"temperature": 0.8}, "gradient", "cosine 0."),
@@ -102,13 +125,18 @@ FAULTS = [
     (OwnLoss, SEQUENCES, "ratios", "importance_sampling_level='token'"),
     (LessEntropy, {}, "loss", "loss_type 'grpo' gives another loss"),
     (OwnLoss, {"loss_type": "dapo"}, "loss", "the loss answers as loss_type='grpo' does"),
+    (UnclippedRLOO, {}, "loss", "the loss answers as without a clip"),
 ]
+
+
+def of_kind(cls, settings):
+    return settings if issubclass(cls, trl.RLOOTrainer) else {"loss_type": "grpo"} | settings
 
 
 @pytest.mark.parametrize("name", HEALTHY)
 def test_an_own_loss_as_it_is_defined_is_the_same(name, tmp_path):
     cls, settings, more = HEALTHY[name]
-    report = check_step(make(tmp_path, cls, loss_type="grpo", **settings, more=more))
+    report = check_step(make(tmp_path, cls, **of_kind(cls, settings), more=more))
     assert report.first is None, report
     assert report["gradient"].verdict in ("same", "rounding"), report
     assert report["loss"].verdict == ("cannot tell" if name == "bf16" else "same"), report
@@ -116,5 +144,5 @@ def test_an_own_loss_as_it_is_defined_is_the_same(name, tmp_path):
 
 @pytest.mark.parametrize("cls, settings, stage, cause", FAULTS)
 def test_a_fault_in_an_own_loss_is_found(cls, settings, stage, cause, tmp_path):
-    first = check_step(make(tmp_path, cls, **{"loss_type": "grpo"} | settings)).first
+    first = check_step(make(tmp_path, cls, **of_kind(cls, settings))).first
     assert first is not None and first.name == stage and cause in first.cause, first
