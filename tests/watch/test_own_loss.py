@@ -75,6 +75,22 @@ class UnclippedRLOO(OwnRLOO):
         return plain
 
 
+class InLogProbs(TakesLogits, trl.GRPOTrainer):
+    """The same gradient as DAPO's before the policy moves, from another value."""
+
+    def _compute_loss(self, model, inputs):
+        logps, mask = self.logps_of(self.logits_of(model, inputs), inputs), inputs["completion_mask"]
+        return -(logps * self.weights(inputs)[:, None] * mask).sum() / inputs["num_items_in_batch"]
+
+    def weights(self, inputs):
+        return inputs["advantages"]
+
+
+class OtherSign(InLogProbs):
+    def weights(self, inputs):
+        return -inputs["advantages"]
+
+
 class OwnSequences(OwnLoss):
     def log_ratios(self, logps, old, mask):
         return (((logps - old) * mask).sum(1) / mask.sum(1).clamp(min=1))[:, None].expand_as(logps)
@@ -114,6 +130,7 @@ HEALTHY = {
     "sequences": (OwnSequences, SEQUENCES, {}),
     "adapter": (OwnLoss, {"learning_rate": 1e-3}, {"peft_config": LORA}),
     "bf16": (OwnLoss, {"bf16": True}, {}),
+    "log-probs": (InLogProbs, {"loss_type": "dapo"}, {}),
     "RLOO": (OwnRLOO, {"per_device_train_batch_size": 4, "gradient_accumulation_steps": 2}, {}),
 }
 FAULTS = [
@@ -125,6 +142,7 @@ FAULTS = [
     (OwnLoss, SEQUENCES, "ratios", "importance_sampling_level='token'"),
     (LessEntropy, {}, "loss", "loss_type 'grpo' gives another loss"),
     (OwnLoss, {"loss_type": "dapo"}, "loss", "the loss answers as loss_type='grpo' does"),
+    (OtherSign, {"loss_type": "dapo"}, "loss", "loss_type 'dapo' gives another loss"),
     (UnclippedRLOO, {}, "loss", "the loss answers as without a clip"),
 ]
 

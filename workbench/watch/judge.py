@@ -21,6 +21,7 @@ from ..replay.stages import (
     TOLERANCES,
     Tolerance,
     check_advantages,
+    check_loss,
     check_metrics,
     checked_rows,
     losses_of,
@@ -58,7 +59,7 @@ from .causes import (
 )
 from .finite_difference import check_by_moving
 from .images import check_images, has_images, unknown_with_images
-from .off_policy import ask_off_policy, stages_with_answers
+from .off_policy import ask_off_policy, in_log_probs, stages_with_answers
 from .update_stage import update_stage
 
 _FAR = 5.0  # standard errors, beyond which tokens were not sampled from what is scored
@@ -225,14 +226,19 @@ class Judge:
         own = self._takes_own_logps()
         # Half precision rounds the log-probs that such a loss takes by more than a fault may move it: the gradient is compared.
         step, record = (self.step, self.record) if own and self.step.dtype != "float32" else self.scored
-        losses = losses_of(step) if own else self.losses
+        definition = self._form_of_own_loss(step) if own else losses_of
+        losses = definition(step) if own else self.losses
         ratios, correction, loss = stages_of_loss(step, losses)
-        asked = ask_off_policy(self.trainer, step, record, by_value=own)
-        ratios, loss = stages_with_answers(ratios, loss, asked)
+        ratios, loss = stages_with_answers(
+            ratios, loss, asked := ask_off_policy(self.trainer, step, record, own, definition)
+        )
         if own and loss.verdict != "cannot tell":
             loss = seen_by_value(losses, loss) if asked.problem else loss
             said = "the log-probs are those of each row alone, since this loss takes its own"
-            loss = replace(loss, cause="; ".join(filter(None, [loss.cause, said])))
+            form = "it has log-probs in place of ratios, with the same gradient while these are 1" * (
+                definition is in_log_probs
+            )
+            loss = replace(loss, cause="; ".join(filter(None, [loss.cause, form, said])))
         if ratios and ratios.verdict == "different" and (dropouts := dropouts_of(self.policy)):
             dropout = f"the model has dropout ({', '.join(dropouts)}), which differs between two scorings"
             ratios = replace(ratios, cause=f"{ratios.cause}; {dropout}")
@@ -258,6 +264,14 @@ class Judge:
     def _takes_own_logps(self) -> bool:
         """Say whether the loss takes its log-probs elsewhere, and those of each row alone stand for them."""
         return self.scored[1] is not self.record
+
+    def _form_of_own_loss(self, step: Step) -> Callable[[Step], list[Loss | None]]:
+        """How a loss that takes its own log-probs is defined: with these for ratios, where all are 1 and its value says so."""
+        rows = [row for micro in step.micro_batches for row in micro.rows]
+        if any(row.old_logps is not None or row.old_sum is not None or row.logps is None for row in rows):
+            return losses_of
+        by_ratios, by_logps = (check_loss(step, form(step)).verdict for form in (losses_of, in_log_probs))
+        return in_log_probs if (by_ratios, by_logps != "different") == ("different", True) else losses_of
 
     def _with_rows_alone(self) -> tuple[Step, StepRecord]:
         """Step and record in which a loss that takes its log-probs elsewhere has those of each row alone.

@@ -63,7 +63,12 @@ class _Answer:
     tokens: Sequence[float] = ()  # in the loss of the generation, where rows were cut
 
 
-def ask_off_policy(trainer: Any, step: Step, record: StepRecord, by_value: bool = False) -> Asked:
+Definition = Callable[[Step], list[Loss | None]]
+
+
+def ask_off_policy(
+    trainer: Any, step: Step, record: StepRecord, by_value: bool = False, definition: Definition = losses_of
+) -> Asked:
     """Ask the trainer's loss about moved log-probs and advantages, and compare value and slopes with the definition.
 
     No forward pass of the model runs. What the loss logs is dropped, and the trainer is afterwards as it was.
@@ -71,6 +76,7 @@ def ask_off_policy(trainer: Any, step: Step, record: StepRecord, by_value: bool 
     Args:
         by_value: the loss takes its log-probs elsewhere, and those of `step` are as the model gives them. Then the model runs,
             without dropout, and values are compared alone.
+        definition: of the loss.
     """
     micro_batches = record.micro_batches
     if not micro_batches or any(micro.logps is None for micro in micro_batches):
@@ -86,7 +92,7 @@ def ask_off_policy(trainer: Any, step: Step, record: StepRecord, by_value: bool 
     except Exception as error:  # a loss is anybody's
         problem = f"the loss cannot be asked: {type(error).__name__}: {str(error)[:200]}"
         return Asked(problem=problem, is_kl_unseen=_is_kl_unseen(step))
-    asked = compare(step, rounds)
+    asked = compare(step, rounds, definition)
     return replace(asked, parts="the value of each micro-batch") if by_value else asked
 
 
@@ -284,10 +290,10 @@ def _off_limits(values: np.ndarray, limits: Sequence[float]) -> np.ndarray:
     return values
 
 
-def compare(step: Step, rounds: Sequence[list[_Answer]]) -> Asked:
+def compare(step: Step, rounds: Sequence[list[_Answer]], definition: Definition = losses_of) -> Asked:
     """Judge the answers, each round one question for every micro-batch."""
     said = _what_was_asked(step, rounds)
-    worst, where = _worst(step, rounds, lambda asked: losses_of(asked))
+    worst, where = _worst(step, rounds, definition)
     if worst <= _ALLOWED:
         return Asked(said=said, wrong=worst)
     off = f"the loss is off by up to {worst:.2g} of its size"
@@ -318,9 +324,6 @@ def _what_was_asked(step: Step, rounds: Sequence[list[_Answer]]) -> str:
 def _of_sequence(step: Step, difference: np.ndarray) -> np.ndarray:
     total = difference.sum(keepdims=True)
     return total if level_of(step) == "sum" else total / len(difference)
-
-
-Definition = Callable[[Step], list[Loss | None]]
 
 
 def _worst(step: Step, rounds: Sequence[list[_Answer]], definition: Definition) -> tuple[float, str]:
@@ -430,6 +433,11 @@ def _of_the_other_side(low: float, high: float) -> Iterator[tuple[str, bool, Def
     yield "as with epsilon and epsilon_high in each other's place", False, _with_settings(**swapped)
     yield "as with epsilon for epsilon_high", False, _with_settings(epsilon_high=low)
     yield "as with epsilon_high for epsilon", False, _with_settings(epsilon=high, epsilon_high=high)
+
+
+def in_log_probs(step: Step) -> list[Loss | None]:
+    """Losses with log-probs for ratios, whose gradient is the same while every ratio is 1; right in their values alone."""
+    return _with_rows(lambda row: replace(row, advantage=row.advantage * row.logps))(step)
 
 
 def _without_old(row: LossRow) -> LossRow:
