@@ -29,22 +29,31 @@ def writer(name):
 @pytest.fixture
 def batch():
     """Eight completions of two prompts, padded, with a token of a tool, after an update."""
+    return batch_of([3, 6, 2, 5, 6, 4, 1, 3])
+
+
+def batch_of(numbers_of_tokens):
     torch.manual_seed(3)
-    lengths = torch.tensor([3, 6, 2, 5, 6, 4, 1, 3])
-    there = (torch.arange(6) < lengths[:, None]).long()
-    old = torch.rand(8, 6) * -2
-    tables = {"old_logps": old, "logps": old + torch.randn(8, 6) * 0.3, "ref_logps": old + torch.randn(8, 6) * 0.1}
+    lengths, limit = torch.tensor(numbers_of_tokens), max(numbers_of_tokens)
+    there = (torch.arange(limit) < lengths[:, None]).long()
+    old = torch.rand(8, limit) * -2
+    noise = [torch.randn(8, limit) for _ in range(2)]
+    tables = {"old_logps": old, "logps": old + noise[0] * 0.3, "ref_logps": old + noise[1] * 0.1}
     tables |= {
         "prompt_ids": torch.tensor([[5, 6]] * 4 + [[0, 7]] * 4),
         "prompt_mask": torch.tensor([[1, 1]] * 4 + [[0, 1]] * 4),
     }
-    tables |= {"completion_ids": torch.randint(10, 90, (8, 6)), "completion_mask": there, "tool_mask": there.clone()}
+    tables |= {
+        "completion_ids": torch.randint(10, 90, (8, limit)),
+        "completion_mask": there,
+        "tool_mask": there.clone(),
+    }
     tables["tool_mask"][1, 2] = 0
     rewards = torch.randint(0, 3, (8, 2)).float()
     groups = rewards.sum(1).view(2, 4)
     advantages = (groups - groups.mean(1, keepdim=True)) / (groups.std(1, keepdim=True) + 1e-4)
     tables |= {"mask": tables["tool_mask"], "rewards": rewards, "returned": rewards, "advantages": advantages.flatten()}
-    return tables | {"ended": lengths < 6, "truncated": lengths == 6}
+    return tables | {"ended": lengths < limit, "truncated": lengths == limit}
 
 
 def micro_batches(batch, divisor=None):
@@ -140,7 +149,16 @@ def test_what_a_trainer_does_not_keep_cannot_be_told(name, batch, tmp_path):
     del batch["returned"]
     report = replay_step(written(name, tmp_path / "step.json.gz", batch, micro_batches(batch)))
     assert report.first is None
-    assert report["rewards"].verdict == "cannot tell"
+    assert report["rewards"].verdict == "cannot tell" and "the file has no `returned`" in report["rewards"].cause
+
+
+def test_advice_on_later_updates_fits_a_trainer_of_ones_own(batch, tmp_path):
+    batch["logps"] = batch["old_logps"]
+    path = written("write_step", tmp_path / "step.json.gz", batch, micro_batches(batch))
+    assert "write a file of it too, with `reused`: true" in replay_step(path).advice
+    content = json.loads(gzip.decompress(path.read_bytes())) | {"versions": {"trl": "1.16.0"}}
+    path.write_bytes(gzip.compress(json.dumps(content).encode()))
+    assert "attach_watch(trainer, record_steps=[2])" in replay_step(path).advice
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -195,12 +213,52 @@ def test_settings_may_be_as_the_config_takes_them(changed):
 def test_a_file_that_names_no_updates_does_not_blame_ratios(changed):
     report = replay_step(changed(lambda step: step["settings"].pop("num_iterations")))
     assert report.first is None and "does not say" in report["ratios"].cause
+    assert "`reused`: true or false" in report["ratios"].cause
+
+
+def test_a_number_of_updates_that_is_null_is_not_known(changed):
+    report = replay_step(changed(lambda step: step["settings"].update(num_iterations=None)))
+    assert report.first is None and "does not say" in report["ratios"].cause
+
+
+def test_an_update_of_some_rows_may_be_a_later_one(changed):
+    def one_iteration(step):
+        step["settings"] |= {"num_iterations": 1}
+
+    assert replay_step(changed(one_iteration)).first.name == "ratios"
+
+    def second_half(step):
+        one_iteration(step)
+        del step["micro_batches"][0]
+
+    assert replay_step(changed(second_half))["ratios"].verdict == "cannot tell"
+
+
+@pytest.mark.parametrize("reused, verdict", [(None, "cannot tell"), (True, "cannot tell"), (False, "different")])
+@pytest.mark.parametrize("shift, neighbour", [(1, "before"), (-1, "after")])
+def test_old_logps_of_a_neighbouring_token_are_named(shift, neighbour, reused, verdict, tmp_path):
+    batch = batch_of([7, 12, 8, 9, 11, 12, 6, 8])
+
+    def judged_ratios():
+        path = written("write_step_torch", tmp_path / "step.json.gz", batch, micro_batches(batch))
+        content = json.loads(gzip.decompress(path.read_bytes()))
+        content["step"]["reused"] = reused
+        path.write_bytes(gzip.compress(json.dumps(content).encode()))
+        return replay_step(path)["ratios"]
+
+    assert "those of the token" not in judged_ratios().cause
+    batch["old_logps"] = batch["old_logps"].roll(shift, 1)
+    stage = judged_ratios()
+    assert stage.verdict == verdict and f"those of the token {neighbour} it" in stage.cause, stage
 
 
 def test_a_loss_without_a_definition_cannot_be_told(changed):
     report = replay_step(changed(lambda step: step["settings"].update(loss_type="ppo")))
     assert report.first is None
-    assert report["loss"].cause == "loss_type 'ppo' has no definition here"
+    said = "has no definition here: the known ones are grpo, dapo, bnpo, dr_grpo, luspo, sapo, cispo, vespo, gmpo"
+    assert report["loss"].cause == f"loss_type 'ppo' {said}"
+    report = replay_step(changed(lambda step: step["settings"].update(loss_type="GRPO")))
+    assert "did you mean 'grpo'? the known ones" in report["loss"].cause
 
 
 def test_rewards_that_are_not_known_cannot_be_told(changed):

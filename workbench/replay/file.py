@@ -267,10 +267,11 @@ def replay(saved: SavedStep) -> StepReport:
     losses = losses_of(step)
     ratios, correction, loss = stages_of_loss(step, losses)
     stages = [*stages_of_rows(step, saved.decode), check_batches(step), ratios, correction, seen_by_value(losses, loss)]
-    if "trl" not in saved.versions:
+    of_trl = "trl" in saved.versions
+    if not of_trl:
         stages = with_choices(step, losses, stages)
     stages.append(check_metrics(step, losses))
-    return StepReport(with_deviations(step, stages), checked_rows(step, losses, saved.decode), step.kind)
+    return StepReport(with_deviations(step, stages), checked_rows(step, losses, saved.decode), step.kind, of_trl)
 
 
 def saved_steps(folder: Path) -> dict[int, list[Path]]:

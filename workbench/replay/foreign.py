@@ -26,9 +26,21 @@ _OF_ROWS = ("grpo", "dr_grpo", "luspo")  # whose loss is a mean over rows, or ov
 
 
 def with_choices(step: Step, losses: Sequence[Loss | None], stages: Sequence[Stage | None]) -> list[Stage | None]:
-    """The stages, where advantages and loss that TRL would compute otherwise are compared with what others compute."""
-    known = {"advantages": lambda stage: _advantages(step, stage), "loss": lambda stage: _loss(step, losses, stage)}
+    """The stages, where rewards, advantages and loss that TRL would compute otherwise are compared with what others compute."""
+    known = {
+        "rewards": lambda stage: _rewards(step, stage),
+        "advantages": lambda stage: _advantages(step, stage),
+        "loss": lambda stage: _loss(step, losses, stage),
+    }
     return [known[stage.name](stage) if stage and stage.name in known else stage for stage in stages]
+
+
+def _rewards(step: Step, stage: Stage) -> Stage:
+    """Rewards of a file that leaves out what the functions returned."""
+    if step.returned is not None or stage.verdict != "cannot tell":
+        return stage
+    said = "the file has no `returned`: what each reward function returned, to compare the rewards with"
+    return dataclasses.replace(stage, cause=said)
 
 
 def _advantages(step: Step, stage: Stage) -> Stage:
