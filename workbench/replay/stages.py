@@ -620,8 +620,8 @@ def check_loss(step: Step, losses: Sequence[Loss | None]) -> Stage:
     known = [loss for loss in losses if loss is not None]
     if unknown := _without_definition(step):
         hint = did_you_mean(unknown.lower(), LOSS_TYPES)
-        said = f"loss_type {unknown!r} has no definition here: {hint}the known ones are {', '.join(LOSS_TYPES)}"
-        return Stage("loss", "cannot tell", said)
+        cause = f"loss_type {unknown!r} has no definition here: {hint}the known ones are {', '.join(LOSS_TYPES)}"
+        return Stage("loss", "cannot tell", cause)
     if not known or len(known) < len(losses):
         cause = "the trainer computes its loss elsewhere (Liger, or a method of its own)"
         if any(_needs_other_entropies(step, micro) for micro in step.micro_batches):
