@@ -1,5 +1,7 @@
 """The two functions of `examples/` that write a step of any trainer: what they write is judged as a step of TRL."""
 
+import dataclasses
+import functools
 import gzip
 import importlib.util
 import json
@@ -12,7 +14,10 @@ from conftest import ROOT
 from workbench import replay_step
 from workbench.cli import main
 from workbench.errors import RunError
+from workbench.replay import fields
 from workbench.replay.file import load_step
+from workbench.replay.grpo_math import LossRow
+from workbench.replay.step import MicroRows, SampledRow, Step, Turn
 
 SETTINGS = {"num_generations": 4, "gradient_accumulation_steps": 2, "num_iterations": 2, "beta": 0.04}
 NUMBERS = [[0, 1, 2, 3, 4], [5, 6, 7]]
@@ -303,7 +308,26 @@ UNFIT = {
     "rewards of 7 rows for 8 advantages": lambda step: step["rewards"][0].pop(),
     "a number for each reward function": lambda step: step.update(rewards=[[1.0] * 8]),
     "row 1: own 6, mask 5, end 6 for 6 ids": lambda step: step["rows"][1]["mask"].pop(),
-    "row 0: own 3, mask 3, end None for 3 ids": lambda step: step["rows"][0].update(end=None),
+    "row 0: own 3, mask 3, end 4 for 3 ids": lambda step: step["rows"][0].update(end=4),
+    "row 0: `end` is null; expected a whole number": lambda step: step["rows"][0].update(end=None),
+    "row 2 has no `ended`: expected true or false, or null": lambda step: step["rows"][2].pop("ended"),
+    "row 0: `masks` is no field of it; did you mean 'mask'?": lambda step: step["rows"][0].update(masks=[]),
+    "row 1: old_logps 5 for 6 ids": lambda step: step["rows"][1]["old_logps"].pop(),
+    "micro-batch 0, row 0 has no `mask`: expected a list with a number for each token": lambda step: first_row(
+        step
+    ).pop("mask"),
+    'micro-batch 0, row 0: `logps[1]` is "a"; expected': lambda step: first_row(step)["logps"].__setitem__(1, "a"),
+    "micro-batch 0, row 0 has no ref_logps, which beta=0.04 needs": lambda step: first_row(step).update(ref_logps=None),
+    "micro-batch 0: other numbers of rows: rows 5, prompt_ids 4": lambda step: step["micro_batches"][0][
+        "prompt_ids"
+    ].pop(),
+    "expected a list for each generation, with a number for each row": lambda step: step.update(
+        advantages=step["advantages"][0]
+    ),
+    "`rewards[0]` has rows of 1 and 2 numbers": lambda step: step["rewards"][0][0].pop(),
+    "reward_weights of 1 reward functions, rewards of 2": lambda step: step["settings"].update(reward_weights=[1.0]),
+    "settings: `epsilon` is null; expected a number": lambda step: step["settings"].update(epsilon=None),
+    "rank 1 of 1 processes": lambda step: step.update(rank=1),
     "row 0: other numbers of tokens: mask 3, logps 2": lambda step: first_row(step)["logps"].pop(),
 }
 
@@ -313,6 +337,47 @@ def test_a_file_whose_tables_do_not_fit_is_refused(says, changed):
     with pytest.raises(RunError) as error:
         replay_step(changed(UNFIT[says]))
     assert says in str(error.value)
+
+
+def fields_below(part, path=()):
+    """The path of each field below a part of a file; of a list that of its second part alone."""
+    for name in part if isinstance(part, dict) else [0, 1][: len(part)][-1:]:
+        yield (*path, name)
+        if isinstance(part[name], dict | list):
+            yield from fields_below(part[name], (*path, name))
+
+
+def test_no_field_of_a_wrong_kind_shows_an_error_of_python(changed, tmp_path):
+    content = json.loads(gzip.decompress(changed(lambda step: None).read_bytes()))
+    for path in fields_below(content["step"], ("step",)):
+        for value in ("missing", 5, None, "text", {}, [], [[]]):
+            other = json.loads(json.dumps(content))
+            part = functools.reduce(lambda part, name: part[name], path[:-1], other)
+            if value == "missing":
+                del part[path[-1]]
+            else:
+                part[path[-1]] = value
+            (tmp_path / "other.json.gz").write_bytes(gzip.compress(json.dumps(other).encode(), 1))
+            try:
+                replay_step(tmp_path / "other.json.gz")
+            except RunError as error:
+                assert "its step cannot be read: " in str(error), (path, value, error)
+
+
+def test_every_field_of_a_step_has_a_kind():
+    parts = {Step: fields._STEP, SampledRow: fields._SAMPLED_ROW, Turn: fields._TURN}
+    for part, kinds in (parts | {MicroRows: fields._MICRO_BATCH, LossRow: fields._LOSS_ROW}).items():
+        assert kinds.keys() == {each.name for each in dataclasses.fields(part)}
+
+
+def test_a_loss_of_rloo_is_not_compared_with_those_of_grpo(changed):
+    def of_rloo(step):
+        step |= {"kind": "RLOO", "kl": [0.0] * 8}
+        for micro in step["micro_batches"]:
+            for row in micro["rows"]:
+                del row["ref_logps"]
+
+    assert replay_step(changed(of_rloo))["loss"].verdict == "different"
 
 
 def scaled(rewards, added=1e-4, ddof=1):

@@ -73,7 +73,8 @@ def _advantages(step: Step, stage: Stage) -> Stage:
 def _loss(step: Step, losses: Sequence[Loss | None], stage: Stage) -> Stage:
     """A loss that is not TRL's, with the divisor or the weights of micro-batches that other trainers take."""
     said = f"the file's settings {', '.join(unread)} are not read" if (unread := unread_settings(step)) else ""
-    if stage.verdict == "different" and all(loss is not None for loss in losses):
+    # RLOO's loss has no divisor to choose.
+    if stage.verdict == "different" and step.kind == "GRPO" and all(loss is not None for loss in losses):
         stage = _of_a_part(step) or _as_given(step) or _by_rows(step, losses) or stage
     return dataclasses.replace(stage, cause="; ".join(filter(None, [stage.cause, said])))
 
