@@ -463,6 +463,50 @@ def test_settings_by_other_names_are_said_to_be_unread(batch, tmp_path):
     assert loss.verdict == "same" and loss.cause == "the file's settings clip_ratio_high are not read", loss
 
 
+def kl_as(batch, estimator):
+    apart = batch["ref_logps"] - batch["logps"]
+    return {"k1": -apart, "k2": apart**2 / 2, "k3": apart.exp() - apart - 1}[estimator]
+
+
+LOSSES = [
+    (lambda loss, mask: (loss * mask).sum() / mask.sum() / 2, "dapo", "; loss_type='bnpo' gives this one"),
+    (lambda loss, mask: ((loss * mask).sum(1) / mask.sum(1)).mean() / 2, "dapo", "; loss_type='grpo' gives this one"),
+    (lambda loss, mask: (loss * mask).sum(1).mean() / 2, "grpo", "; loss_type='luspo' gives this one"),
+    (lambda loss, mask: (loss * mask).sum() / mask.numel(), "dapo", ""),
+    (lambda loss, mask: (loss * mask).sum() / mask.numel(), "bnpo", ""),
+]
+
+
+@pytest.mark.parametrize("mean, loss_type, says", LOSSES)
+def test_the_loss_type_that_gives_the_loss_is_named(mean, loss_type, says, batch, tmp_path):
+    loss, mask = tokens_losses(batch), batch["mask"]
+    micro = [(own, float(mean(loss[own], mask[own])), float(mask[own].sum())) for own in NUMBERS]
+    stage = judged(batch, micro, tmp_path, loss_type=loss_type)
+    assert stage.verdict == "different", stage
+    assert says in stage.cause if says else "gives this one" not in stage.cause, stage
+
+
+@pytest.mark.parametrize("corrected", [False, True])
+@pytest.mark.parametrize("estimator", ["k1", "k2"])
+def test_the_estimate_of_the_kl_that_gives_the_loss_is_named(estimator, corrected, batch, tmp_path):
+    weight = (batch["logps"] - batch["old_logps"]).exp() if corrected else 1.0
+
+    def stage_of(name):
+        loss, mask = tokens_losses(batch) + 0.04 * kl_as(batch, name) * weight * batch["mask"], batch["mask"]
+        micro = [(own, float(loss[own].sum() / mask.sum()), float(mask.sum())) for own in NUMBERS]
+        return judged(batch, micro, tmp_path, beta=0.04, use_bias_correction_kl=corrected)
+
+    assert stage_of("k3").verdict == "same"
+    assert f"; {estimator} in place of k3 for the KL gives this one" in stage_of(estimator).cause
+
+
+def test_a_loss_of_two_other_choices_has_no_name(batch, tmp_path):
+    loss, mask = tokens_losses(batch) + 0.04 * kl_as(batch, "k1") * batch["mask"], batch["mask"]
+    micro = [(own, float(loss[own].sum() / mask[own].sum() / 2), None) for own in NUMBERS]
+    stage = judged(batch, micro, tmp_path, beta=0.04)
+    assert stage.verdict == "different" and "gives this one" not in stage.cause, stage
+
+
 def test_an_advantage_may_be_in_a_list_of_one(changed):
     def listed(step):
         for micro in step["micro_batches"]:

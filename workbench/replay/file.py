@@ -23,6 +23,7 @@ from .dumps import is_dump
 from .fields import UnfitStep, check_fields
 from .foreign import with_choices
 from .grpo_math import LOSS_TYPES, LossRow
+from .other_losses import with_other_loss
 from .report import StepReport
 from .stages import (
     TOLERANCES,
@@ -316,6 +317,7 @@ def replay(saved: SavedStep) -> StepReport:
     of_trl = "trl" in saved.versions
     if not of_trl:
         stages = with_choices(step, losses, stages)
+    stages = [with_other_loss(step, losses, stage) if stage and stage.name == "loss" else stage for stage in stages]
     stages.append(check_metrics(step, losses))
     return StepReport(with_deviations(step, stages), checked_rows(step, losses, saved.decode), step.kind, of_trl)
 

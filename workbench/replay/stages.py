@@ -633,7 +633,7 @@ def check_loss(step: Step, losses: Sequence[Loss | None]) -> Stage:
     router = np.array(step.router_losses) if len(step.router_losses) else np.zeros(len(used))
     used = used - router
     cause = f"loss_type {step.settings.get('loss_type', 'rloo')!r} gives another loss for these rows"
-    size = _size_of_losses(known)
+    size = size_of_losses(known)
     if np.abs(expected).max() > SAME * size:  # losses that are rounding say nothing of a factor
         times = float(used @ expected / (expected @ expected))
         if np.abs(used - times * expected).max() < 1e-3 * np.abs(times * expected).max() and abs(times - 1) > 0.005:
@@ -652,7 +652,7 @@ def check_loss(step: Step, losses: Sequence[Loss | None]) -> Stage:
     return dataclasses.replace(stage, cause=", ".join(filter(None, said)))
 
 
-def _size_of_losses(losses: Sequence[Loss]) -> float:
+def size_of_losses(losses: Sequence[Loss]) -> float:
     """The size that a difference of losses is compared with: the sum of the magnitudes of the tokens of a row."""
     slopes = (float(np.abs(each).sum()) for loss in losses for each in loss.slopes)
     return max([1e-9, *(loss.flat for loss in losses), *slopes])
@@ -666,7 +666,7 @@ def seen_by_value(losses: Sequence[Loss | None], stage: Stage) -> Stage:
     known = [loss for loss in losses if loss is not None]
     if stage.verdict not in ("same", "rounding") or not known:
         return stage
-    if max(abs(loss.value) for loss in known) > SAME * _size_of_losses(known):
+    if max(abs(loss.value) for loss in known) > SAME * size_of_losses(known):
         return stage
     if not any(np.any(each) for loss in known for each in loss.slopes):
         return stage
