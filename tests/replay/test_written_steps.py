@@ -91,16 +91,20 @@ def plain_rows(batch):
     return rows
 
 
-def written(name, path, batch, micro):
+def written(name, path, batch, micro, **options):
     if name == "write_step_torch":
-        writer(name)(path, batch, micro, SETTINGS, 7, {"mine": "1.0"}, lambda ids: "".join(f"<{i}>" for i in ids))
+
+        def decode(ids):
+            return "".join(f"<{i}>" for i in ids)
+
+        writer(name)(path, batch, micro, SETTINGS, 7, {"mine": "1.0"}, decode, **options)
         return path
     rows = plain_rows(batch)
     parts = [
         {"rows": own, "logps": [rows[i]["logps"] for i in own], "loss": loss, "items": items}
         for own, loss, items in micro
     ]
-    writer(name)(path, rows, parts, SETTINGS, 7, {"mine": "1.0"}, {5: "<5>"})
+    writer(name)(path, rows, parts, SETTINGS, 7, {"mine": "1.0"}, {5: "<5>"}, **options)
     return path
 
 
@@ -155,6 +159,13 @@ def test_what_a_trainer_does_not_keep_cannot_be_told(name, batch, tmp_path):
     report = replay_step(written(name, tmp_path / "step.json.gz", batch, micro_batches(batch)))
     assert report.first is None
     assert report["rewards"].verdict == "cannot tell" and "the file has no `returned`" in report["rewards"].cause
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("reused, verdict", [(True, "same"), (False, "different"), (None, "cannot tell")])
+def test_a_writer_says_whether_an_update_came_before(reused, verdict, name, batch, tmp_path):
+    path = written(name, tmp_path / "step.json.gz", batch, micro_batches(batch), reused=reused)
+    assert replay_step(path)["ratios"].verdict == verdict
 
 
 def test_advice_on_later_updates_fits_a_trainer_of_ones_own(batch, tmp_path):
@@ -245,11 +256,10 @@ def test_old_logps_of_a_neighbouring_token_are_named(shift, neighbour, reused, v
     batch = batch_of([7, 12, 8, 9, 11, 12, 6, 8])
 
     def judged_ratios():
-        path = written("write_step_torch", tmp_path / "step.json.gz", batch, micro_batches(batch))
-        content = json.loads(gzip.decompress(path.read_bytes()))
-        content["step"]["reused"] = reused
-        path.write_bytes(gzip.compress(json.dumps(content).encode()))
-        return replay_step(path)["ratios"]
+        micro = micro_batches(batch)
+        return replay_step(written("write_step_torch", tmp_path / "step.json.gz", batch, micro, reused=reused))[
+            "ratios"
+        ]
 
     assert "those of the token" not in judged_ratios().cause
     batch["old_logps"] = batch["old_logps"].roll(shift, 1)
