@@ -5,15 +5,15 @@ import json
 import math
 
 
-def write_step(path, rows, micro_batches, settings, number=0, versions=None, texts=None, dtype="float32"):
+def write_step(path, rows, micro_batches, settings, number=0, versions=None, texts=None, dtype="float32", reused=None):
     """Write `step-000001.json.gz`.
 
     rows: a dictionary for each completion of T tokens, group after group: `prompt_ids`, `ids`, `sampled` (T, 0 for tokens of
         tools), `ended` (by itself; None: not known), `truncated` (as the trainer counts), `mask` (T, of the loss), `rewards`
-        (F), `advantage`; where there are any, `returned` (F, by the functions), `old_logps`, `ref_logps`, `sampled_logps` (T).
-    micro_batches: dictionaries of `rows` (their numbers), `logps` (of each row, T), `loss`, `items` (tokens it is divided by).
-    settings: `num_generations`, `gradient_accumulation_steps`, and others of TRL's GRPOConfig.
-    texts: token id -> text, for the report.
+        (F), `advantage`. Optional: `returned` (F, by the functions), `old_logps`, `ref_logps`, `sampled_logps` (T).
+    micro_batches: dictionaries of `rows` (their numbers), `logps` (of each row, T), `loss`; optional `items` (its divisor).
+    settings: `num_generations`, `gradient_accumulation_steps`; others of TRL's GRPOConfig are optional, see `defaults` below.
+    texts: token id -> text, for the report. reused: True if an update of these completions came before; None: not known.
     """
 
     def clean(value):
@@ -33,6 +33,7 @@ def write_step(path, rows, micro_batches, settings, number=0, versions=None, tex
     returned = [row["returned"] for row in rows if "returned" in row]
     step |= {"rewards": [[row["rewards"] for row in rows]], "returned": returned or None, "micro_batches": []}
     step |= {"advantages": [[row["advantage"] for row in rows]], "prompts": [row["prompt_ids"] for row in rows]}
+    step |= {"reused": reused}
     for micro in micro_batches:
         own = [rows[i] for i in micro["rows"]]
         loss_rows = [{name: row.get(name) for name in ("advantage", "mask", *logps)} for row in own]

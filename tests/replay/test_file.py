@@ -316,10 +316,14 @@ def test_replay_loads_no_torch(run):
 
 def test_settings_that_do_not_fit_the_numbers_are_an_error(run, tmp_path):
     content = json.loads(gzip.decompress((run / "steps/step-000001.json.gz").read_bytes()))
-    for name, value in (("num_generations", 0), ("epsilon", None), ("beta", 0.1)):
+    for name, value, said in (
+        ("num_generations", 0, "`num_generations` is 0; expected a whole number from 1 on"),
+        ("epsilon", None, "`epsilon` is null; expected a number"),
+        ("beta", 0.1, "row 0 has no ref_logps, which beta=0.1 needs"),
+    ):
         settings = content["step"]["settings"] | {name: value}
         (tmp_path / name).write_bytes(
             gzip.compress(json.dumps(content | {"step": content["step"] | {"settings": settings}}).encode())
         )
-        with pytest.raises(RunError, match="its settings and numbers do not fit together"):
+        with pytest.raises(RunError, match=said):
             replay_step(tmp_path / name)

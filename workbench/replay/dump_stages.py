@@ -15,7 +15,7 @@ from .dumps import Dump, DumpRow, load_dump
 from .grpo_math import group_advantages
 from .report import Stage, StepReport
 from .rounding import mean_rounding
-from .stages import SAME, TOLERANCES, places
+from .stages import SAME, TOLERANCES, moved_apart, places
 
 NO_BASELINE = "the reward"  # the formula of a trainer that takes none off
 _CLOSE = 1e-3  # of advantages, relative to their size
@@ -388,7 +388,7 @@ def _mismatch(dump: Dump) -> Stage:
     if largest <= SAME:
         return Stage("mismatch", "same", said, largest)
     for shift, way in ((1, "earlier"), (-1, "later")):
-        moved = np.concatenate([_moved_apart(*arrays, shift) for arrays in rows])
+        moved = np.concatenate([moved_apart(*arrays, shift) for arrays in rows])
         if len(moved) > 1 and np.abs(moved).mean() <= TOLERANCES["bfloat16"].mean < mean:
             cause = f"{said}: the sampler's log-probs stand one token {way} than the trainer's"
             return Stage("mismatch", "different", cause, largest)
@@ -419,7 +419,7 @@ def _odd_rows(rows: Sequence[_Logps]) -> tuple[str, str, str] | None:
         own, sampled, mask = rows[i]
         within = float(np.nanstd(sampled[mask > 0])) / 10  # two rows of sure tokens are near each other, too
         for shift, way in ((1, "earlier"), (-1, "later")):
-            moved = _moved_apart(own, sampled, mask, shift)
+            moved = moved_apart(own, sampled, mask, shift)
             if len(moved) and np.abs(moved).mean() <= TOLERANCES["bfloat16"].mean:
                 return "different", f"{said}; in row {i} the sampler's stand one token {way}", places(odd)
         for other in alike[np.asarray(mask, dtype=float).tobytes()]:
@@ -472,14 +472,6 @@ def _both_logps(row: DumpRow) -> _Logps | None:
         return None
     arrays = row.trainer_logps, row.sampled_logps, row.mask
     return arrays if len({len(array) for array in arrays}) == 1 else None
-
-
-def _moved_apart(own: np.ndarray, sampled: np.ndarray, mask: np.ndarray, shift: int) -> np.ndarray:
-    """Differences of the log-probs if the sampler's are those of the token `shift` places later."""
-    first, second = (slice(1, None), slice(None, -1)) if shift > 0 else (slice(None, -1), slice(1, None))
-    both = (mask[first] > 0) & (mask[second] > 0)
-    apart = (own[first] - sampled[second])[both]
-    return apart[np.isfinite(apart)]
 
 
 _OF_LOGPS: Mapping[str, Callable[[np.ndarray, np.ndarray], np.ndarray]] = {

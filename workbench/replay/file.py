@@ -20,8 +20,10 @@ from ..runs.secrets import hide_tokens, map_text
 from .batches import check_batches
 from .dump_stages import replay_dump
 from .dumps import is_dump
+from .fields import UnfitStep, check_fields
 from .foreign import with_choices
-from .grpo_math import LossRow
+from .grpo_math import LOSS_TYPES, LossRow
+from .other_losses import with_other_loss
 from .report import StepReport
 from .stages import (
     TOLERANCES,
@@ -136,14 +138,19 @@ def load_step(path: str | os.PathLike) -> SavedStep:
                 f"{path}: larger than {_LARGEST / 1e6:.0f} MB unpacked; no training keeps that much of a step"
             )
         content = json.loads(data)
-        if content["format"] > _FORMAT:
+        if isinstance(content.get("format"), int) and content["format"] > _FORMAT:
             raise RunError(f"{path}: a newer workbench wrote it (format {content['format']}, this one reads {_FORMAT})")
+        if "step" not in content:
+            raise RunError(f"{path}: this file holds no recorded step, or is damaged")
+        check_fields(content)
         vocabulary = {int(token): text for token, text in content["vocabulary"].items()}
         return SavedStep(
             content["number"], content["versions"], vocabulary, _step_from(content["step"]), path.stat().st_size
         )
     except FileNotFoundError:
         raise RunError(f"{path}: no such file") from None
+    except UnfitStep as error:
+        raise RunError(f"{path}: its step cannot be read: {error}") from None
     except (OSError, EOFError, ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
         raise RunError(f"{path}: this file holds no recorded step, or is damaged ({error!r})") from None
 
@@ -177,44 +184,84 @@ def _checked(step: Step) -> Step:
     """The step, if its tables fit together.
 
     Raises:
-        ValueError: they do not; it names the first that does not.
+        UnfitStep: they do not; it names the first that does not.
     """
     if step.dtype not in _DTYPES.values():
-        raise ValueError(f"dtype {step.dtype!r}: expected {', '.join(dict.fromkeys(_DTYPES.values()))}")
+        raise UnfitStep(f"dtype {step.dtype!r}: expected {', '.join(dict.fromkeys(_DTYPES.values()))}")
     if step.kind not in _KINDS:
-        raise ValueError(f"kind {step.kind!r}: expected {' or '.join(_KINDS)}")
+        raise UnfitStep(f"kind {step.kind!r}: expected {' or '.join(_KINDS)}")
     if missing := [name for name in _NEEDED[step.kind] if step.settings.get(name) is None]:
-        raise ValueError(f"settings without {' and '.join(missing)}")
+        raise UnfitStep(f"settings without {' and '.join(missing)}")
     if step.settings.get("loss_type") == "dr_grpo" and step.settings.get("max_completion_length") is None:
-        raise ValueError("settings without max_completion_length, by which loss_type 'dr_grpo' divides")
+        raise UnfitStep("settings without max_completion_length, by which loss_type 'dr_grpo' divides")
     if len(step.micro_batches) > step.settings["gradient_accumulation_steps"]:
         said = step.settings["gradient_accumulation_steps"]
-        raise ValueError(f"{len(step.micro_batches)} micro-batches, and gradient_accumulation_steps is {said}")
+        raise UnfitStep(f"{len(step.micro_batches)} micro-batches, and gradient_accumulation_steps is {said}")
     tables = sum(map(len, step.advantages))
     if tables != len(step.rows):
-        raise ValueError(f"{tables} advantages for {len(step.rows)} rows")
+        raise UnfitStep(f"{tables} advantages for {len(step.rows)} rows")
+    if step.kl is not None and len(step.kl) != len(step.rows):
+        raise UnfitStep(f"kl of {len(step.kl)} rows for {len(step.rows)}")
+    weights = step.settings["reward_weights"]
     for table, own in zip(step.rewards, step.advantages, strict=False):
         if table.ndim != 2:
-            raise ValueError("rewards: expected a list for each row, with a number for each reward function")
+            raise UnfitStep("rewards: expected a list for each row, with a number for each reward function")
+        if weights is not None and len(weights) != table.shape[1]:
+            raise UnfitStep(f"reward_weights of {len(weights)} reward functions, rewards of {table.shape[1]}")
         if step.processes == 1 and len(table) != len(own):
-            raise ValueError(f"rewards of {len(table)} rows for {len(own)} advantages")
+            raise UnfitStep(f"rewards of {len(table)} rows for {len(own)} advantages")
+    if step.rank not in range(step.processes):
+        raise UnfitStep(f"rank {step.rank} of {step.processes} processes: expected one from 0 on")
     for i, row in enumerate(step.rows):
-        if len(row.own) != len(row.ids) or len(row.mask) < len(row.ids) or row.end not in range(len(row.ids) + 1):
-            said = f"own {len(row.own)}, mask {len(row.mask)}, end {row.end}"
-            raise ValueError(f"row {i}: {said} for {len(row.ids)} ids")
+        _check_row(i, row)
     for number, micro in enumerate(step.micro_batches):
-        for i, of_loss in enumerate(micro.rows):
-            lengths = {name: len(array) for name in _OF_TOKENS if (array := getattr(of_loss, name)) is not None}
-            if (
-                np.ndim(of_loss.advantage) and len(of_loss.advantage) > 1
-            ):  # TRL's loss takes one of a row in a list, too
-                lengths["advantage"] = len(of_loss.advantage)
-            if micro.completion_mask is not None:
-                lengths["completion_mask"] = int(micro.completion_mask[i].sum())
-            if len(set(lengths.values())) > 1:
-                said = ", ".join(f"{name} {length}" for name, length in lengths.items())
-                raise ValueError(f"micro-batch {number}, row {i}: other numbers of tokens: {said}")
+        _check_micro_batch(step, number, micro)
     return step
+
+
+def _check_row(i: int, row: SampledRow) -> None:
+    if len(row.own) != len(row.ids) or len(row.mask) < len(row.ids) or row.end not in range(len(row.ids) + 1):
+        said = f"own {len(row.own)}, mask {len(row.mask)}, end {row.end}"
+        raise UnfitStep(f"row {i}: {said} for {len(row.ids)} ids")
+    for name in ("old_logps", "ref_logps", "sampled_logps"):
+        values = getattr(row, name)
+        # A trainer may have one for the whole row.
+        if values is not None and len(values) != 1 and row.mask[len(values) : len(row.ids)].any():
+            raise UnfitStep(f"row {i}: {name} {len(values)} for {len(row.ids)} ids")
+
+
+def _check_micro_batch(step: Step, number: int, micro: MicroRows) -> None:
+    names = ("rows", "prompt_ids", "ids", "completion_ids", "completion_mask")
+    counts = {name: len(part) for name in names if (part := getattr(micro, name)) is not None}
+    if len(set(counts.values())) > 1:
+        said = ", ".join(f"{name} {count}" for name, count in counts.items())
+        raise UnfitStep(f"micro-batch {number}: other numbers of rows: {said}")
+    for i, row in enumerate(micro.rows):
+        lengths = {name: len(array) for name in _OF_TOKENS if (array := getattr(row, name)) is not None}
+        if np.ndim(row.advantage) and len(row.advantage) != 1:  # TRL's loss takes one of a row in a list, too
+            lengths["advantage"] = len(row.advantage)
+        if micro.completion_mask is not None:
+            lengths["completion_mask"] = int(micro.completion_mask[i].sum())
+        lengths["ids"] = len(micro.ids[i])
+        if len(set(lengths.values())) > 1:
+            said = ", ".join(f"{name} {length}" for name, length in lengths.items())
+            raise UnfitStep(f"micro-batch {number}, row {i}: other numbers of tokens: {said}")
+        for setting, name in _needed_arrays(step).items():
+            if row.logps is not None and getattr(row, name) is None:
+                raise UnfitStep(f"micro-batch {number}, row {i} has no {name}, which {setting} needs")
+
+
+def _needed_arrays(step: Step) -> dict[str, str]:
+    """Setting, with its value -> the numbers of each token that a loss with it takes."""
+    settings = step.loss_settings()
+    if step.kind != "GRPO" or settings.loss_type not in LOSS_TYPES:
+        return {}
+    needed = {f"beta={settings.beta:g}": "ref_logps"} if settings.beta else {}
+    if settings.top_entropy_quantile < 1:
+        needed[f"top_entropy_quantile={settings.top_entropy_quantile:g}"] = "entropies"
+    if settings.entropy_coef:
+        needed[f"entropy_coef={settings.entropy_coef:g}"] = "entropies"
+    return needed
 
 
 def _micro_rows(content: dict) -> MicroRows:
@@ -267,10 +314,12 @@ def replay(saved: SavedStep) -> StepReport:
     losses = losses_of(step)
     ratios, correction, loss = stages_of_loss(step, losses)
     stages = [*stages_of_rows(step, saved.decode), check_batches(step), ratios, correction, seen_by_value(losses, loss)]
-    if "trl" not in saved.versions:
+    of_trl = "trl" in saved.versions
+    if not of_trl:
         stages = with_choices(step, losses, stages)
+    stages = [with_other_loss(step, losses, stage) if stage and stage.name == "loss" else stage for stage in stages]
     stages.append(check_metrics(step, losses))
-    return StepReport(with_deviations(step, stages), checked_rows(step, losses, saved.decode), step.kind)
+    return StepReport(with_deviations(step, stages), checked_rows(step, losses, saved.decode), step.kind, of_trl)
 
 
 def saved_steps(folder: Path) -> dict[int, list[Path]]:

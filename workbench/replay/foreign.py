@@ -26,9 +26,21 @@ _OF_ROWS = ("grpo", "dr_grpo", "luspo")  # whose loss is a mean over rows, or ov
 
 
 def with_choices(step: Step, losses: Sequence[Loss | None], stages: Sequence[Stage | None]) -> list[Stage | None]:
-    """The stages, where advantages and loss that TRL would compute otherwise are compared with what others compute."""
-    known = {"advantages": lambda stage: _advantages(step, stage), "loss": lambda stage: _loss(step, losses, stage)}
+    """The stages, where rewards, advantages and loss that TRL would compute otherwise are compared with what others compute."""
+    known = {
+        "rewards": lambda stage: _rewards(step, stage),
+        "advantages": lambda stage: _advantages(step, stage),
+        "loss": lambda stage: _loss(step, losses, stage),
+    }
     return [known[stage.name](stage) if stage and stage.name in known else stage for stage in stages]
+
+
+def _rewards(step: Step, stage: Stage) -> Stage:
+    """Rewards of a file that leaves out what the functions returned."""
+    if step.returned is not None or stage.verdict != "cannot tell":
+        return stage
+    said = "the file has no `returned`: what each reward function returned, to compare the rewards with"
+    return dataclasses.replace(stage, cause=said)
 
 
 def _advantages(step: Step, stage: Stage) -> Stage:
@@ -61,7 +73,8 @@ def _advantages(step: Step, stage: Stage) -> Stage:
 def _loss(step: Step, losses: Sequence[Loss | None], stage: Stage) -> Stage:
     """A loss that is not TRL's, with the divisor or the weights of micro-batches that other trainers take."""
     said = f"the file's settings {', '.join(unread)} are not read" if (unread := unread_settings(step)) else ""
-    if stage.verdict == "different" and all(loss is not None for loss in losses):
+    # RLOO's loss has no divisor to choose.
+    if stage.verdict == "different" and step.kind == "GRPO" and all(loss is not None for loss in losses):
         stage = _of_a_part(step) or _as_given(step) or _by_rows(step, losses) or stage
     return dataclasses.replace(stage, cause="; ".join(filter(None, [stage.cause, said])))
 

@@ -132,6 +132,7 @@ class StepReport:
     stages: Sequence[Stage]
     rows: Sequence[CheckedRow]
     kind: str = "GRPO"  # of the trainer, or RLOO
+    of_trl: bool = True  # False: of a file that another trainer wrote
 
     @property
     def different(self) -> list[Stage]:
@@ -184,6 +185,11 @@ class StepReport:
         asked = asked and "ratios" in verdicts and self.kind in ("GRPO", "RLOO")
         if not asked or not len(ratios) or not np.abs(ratios - 1).max() <= _NEAR_ONE:
             return ""
+        if not self.of_trl:
+            return (
+                "every ratio of this step is 1. If a later update of these completions has others, write a file of it too, "
+                "with `reused`: true"
+            )
         return (
             "every ratio of this step is 1. If a later update has others, keep it with "
             "attach_watch(trainer, record_steps=[2]); `workbench replay DIR --step 2` then checks it"

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from ..errors import did_you_mean
 from .grpo_math import (
     LOSS_TYPES,
     Loss,
@@ -59,6 +60,7 @@ SAME = 1e-5  # below this numbers are the same in fp32
 # Where rounding may be larger than this share of the largest advantage (or of 1, if that is larger), a fault cannot be seen.
 _BLIND = 0.1
 _NO_ADVANTAGE = 1e-9  # the largest advantage, below which there is none
+_MANY = 32  # tokens, of which log-probs agree by no chance
 _A_KL = 1e-3  # nats a row, which half precision can hide
 _ZERO_STD = 1e-8  # up to which TRL counts a standard deviation as 0
 # Settings that a trainer copies from its args, and the stage that each decides.
@@ -547,10 +549,11 @@ def check_ratios(step: Step) -> Stage | None:
         return None
     differences = np.concatenate([_log_ratios(row) for row in rows])
     said = f"ratios of {math.exp(differences.min()):.4g} to {math.exp(differences.max()):.4g}"
-    s, limits = step.settings, tolerance_of(step)
-    # The file of a trainer that is not TRL's may not say how many updates a generation has.
-    several = s.get("num_iterations", 2) > 1 or (s.get("steps_per_generation") or 1) > s["gradient_accumulation_steps"]
+    limits = tolerance_of(step)
     mean, largest = float(np.abs(differences).mean()), float(np.abs(differences).max())
+    shifted = _why_shifted([row for row in rows if row.old_logps is not None])
+    if step.reused and shifted:
+        return Stage("ratios", "cannot tell", f"{said}, of which the loss is computed; {shifted}", largest)
     if step.reused and largest:
         return Stage("ratios", "same", f"{said}, of which the loss is computed", largest)
     if step.reused:
@@ -558,11 +561,51 @@ def check_ratios(step: Step) -> Stage | None:
         return Stage("ratios", "cannot tell", f"{cause} are the old log-probs those of now?", largest)
     if mean <= limits.mean and largest <= limits.largest:
         return Stage("ratios", "cannot tell", ALL_ONE, largest)
-    if step.reused is None and several:
-        cause = f"{said}; the file does not say whether an update lies between the two scorings of a row"
-        return Stage("ratios", "cannot tell", cause, largest)
-    cause = f"{said}, but no update lies between the two scorings of a row: the trainer scores it in two ways"
+    if step.reused is None and _may_be_reused(step):
+        said += "; the file does not say whether an update lies between the two scorings of a row"
+        cause = f"{said} (`reused`: true or false)"
+        return Stage("ratios", "cannot tell", "; ".join(filter(None, [cause, shifted])), largest)
+    cause = f"{said}, but no update lies between the two scorings of a row: {shifted or 'the trainer scores it in two ways'}"
     return Stage("ratios", "different", cause, largest)
+
+
+def _may_be_reused(step: Step) -> bool:
+    """Say whether the completions may have been in an earlier update, by settings and rows.
+
+    The file of a trainer that is not TRL's may not say how many updates a generation has.
+    """
+    s = step.settings
+    if sum(len(micro.rows) for micro in step.micro_batches) < len(step.rows):
+        return True
+    return (s.get("num_iterations") or 2) > 1 or (s.get("steps_per_generation") or 1) > s["gradient_accumulation_steps"]
+
+
+def _why_shifted(rows: Sequence[LossRow]) -> str:
+    """Words for old log-probs that are much nearer to those of a neighbouring token than to their own; else empty."""
+    if not rows:
+        return ""
+    in_place = float(np.nanmean(np.abs(np.concatenate([(row.logps - row.old_logps)[row.mask > 0] for row in rows]))))
+    for shift, neighbour in ((-1, "before"), (1, "after")):
+        moved = np.concatenate([moved_apart(row.logps, row.old_logps, row.mask, shift) for row in rows])
+        if len(moved) >= _MANY and np.abs(moved).mean() < in_place / 2:
+            near = (
+                f"{np.abs(moved).mean():.2g} nats from those of the token {neighbour} it, {in_place:.2g} from its own"
+            )
+            return f"each old log-prob is about {near}: are they shifted by a token?"
+    return ""
+
+
+def moved_apart(own: np.ndarray, other: np.ndarray, mask: np.ndarray, shift: int) -> np.ndarray:
+    """Differences of log-probs (T,) in the loss, if the others are those of the token `shift` places later.
+
+    Example:
+        >>> moved_apart(np.array([1.0, 2.0, 3.0]), np.array([2.0, 3.0, 9.0]), np.ones(3), 1)
+        array([0., 0.])
+    """
+    first, second = (slice(1, None), slice(None, -1)) if shift > 0 else (slice(None, -1), slice(1, None))
+    both = (mask[first] > 0) & (mask[second] > 0)
+    apart = (own[first] - other[second])[both]
+    return apart[np.isfinite(apart)]
 
 
 def _log_ratios(row: LossRow) -> np.ndarray:
@@ -576,7 +619,9 @@ def check_loss(step: Step, losses: Sequence[Loss | None]) -> Stage:
     """Say whether each micro-batch's loss is that of its rows."""
     known = [loss for loss in losses if loss is not None]
     if unknown := _without_definition(step):
-        return Stage("loss", "cannot tell", f"loss_type {unknown!r} has no definition here")
+        hint = did_you_mean(unknown.lower(), LOSS_TYPES)
+        cause = f"loss_type {unknown!r} has no definition here: {hint}the known ones are {', '.join(LOSS_TYPES)}"
+        return Stage("loss", "cannot tell", cause)
     if not known or len(known) < len(losses):
         cause = "the trainer computes its loss elsewhere (Liger, or a method of its own)"
         if any(_needs_other_entropies(step, micro) for micro in step.micro_batches):
@@ -588,7 +633,7 @@ def check_loss(step: Step, losses: Sequence[Loss | None]) -> Stage:
     router = np.array(step.router_losses) if len(step.router_losses) else np.zeros(len(used))
     used = used - router
     cause = f"loss_type {step.settings.get('loss_type', 'rloo')!r} gives another loss for these rows"
-    size = _size_of_losses(known)
+    size = size_of_losses(known)
     if np.abs(expected).max() > SAME * size:  # losses that are rounding say nothing of a factor
         times = float(used @ expected / (expected @ expected))
         if np.abs(used - times * expected).max() < 1e-3 * np.abs(times * expected).max() and abs(times - 1) > 0.005:
@@ -607,7 +652,7 @@ def check_loss(step: Step, losses: Sequence[Loss | None]) -> Stage:
     return dataclasses.replace(stage, cause=", ".join(filter(None, said)))
 
 
-def _size_of_losses(losses: Sequence[Loss]) -> float:
+def size_of_losses(losses: Sequence[Loss]) -> float:
     """The size that a difference of losses is compared with: the sum of the magnitudes of the tokens of a row."""
     slopes = (float(np.abs(each).sum()) for loss in losses for each in loss.slopes)
     return max([1e-9, *(loss.flat for loss in losses), *slopes])
@@ -621,7 +666,7 @@ def seen_by_value(losses: Sequence[Loss | None], stage: Stage) -> Stage:
     known = [loss for loss in losses if loss is not None]
     if stage.verdict not in ("same", "rounding") or not known:
         return stage
-    if max(abs(loss.value) for loss in known) > SAME * _size_of_losses(known):
+    if max(abs(loss.value) for loss in known) > SAME * size_of_losses(known):
         return stage
     if not any(np.any(each) for loss in known for each in loss.slopes):
         return stage
