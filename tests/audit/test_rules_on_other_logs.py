@@ -534,3 +534,19 @@ def test_a_kl_of_whole_completions_has_other_bounds(tmp_path):
     per_token = [{"step": row["step"], "reward": row["objective/scores"], "kl": row["objective/kl"]} for row in rows]
     (tmp_path / "log.jsonl").write_text("".join(json.dumps(row) + "\n" for row in per_token))
     assert kl_runaway(read(tmp_path / "log.jsonl")).verdict == "found"
+
+
+# --- advice that does no harm ----------------------------------------------------------------------------------------
+
+
+TRLS = {"completions/mean_length": 7.0, "frac_reward_zero_std": 0.1, "rewards/match/mean": 0.5}
+
+
+@pytest.mark.parametrize("own", [{}, *({name: value} for name, value in TRLS.items())], ids=" ".join)
+def test_an_option_of_trl_is_named_only_where_the_log_is_trls(tmp_path, own):
+    rows = [{"step": n, "reward": 0.5 + 0.1 * (n % 2), "loss": 0.1, **own} for n in range(1, 30)]
+    (tmp_path / "log.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    (run,) = audit_run(tmp_path / "log.jsonl").runs
+    said = " ".join(run.text().split()) + " ".join(f.says + f.advice for f in run.findings)
+    assert ("log_completions" in said) == bool(own)
+    assert ("with completions in the log" in said) == (not own)
