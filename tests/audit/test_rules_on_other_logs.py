@@ -550,3 +550,26 @@ def test_an_option_of_trl_is_named_only_where_the_log_is_trls(tmp_path, own):
     said = " ".join(run.text().split()) + " ".join(f.says + f.advice for f in run.findings)
     assert ("log_completions" in said) == bool(own)
     assert ("with completions in the log" in said) == (not own)
+
+
+@pytest.mark.parametrize(
+    ("full", "longest", "shortest", "cause"),
+    [
+        (0.4, 512, 90, "prompts"),
+        (0.02, 512, 90, ""),  # a few just reach it
+        (0.4, [512, 400], 90, ""),  # the width of the batch is its longest prompt, and no limit
+        (1.0, 512, 512, ""),  # all prompts have one length
+    ],
+)
+def test_prompts_of_verl_that_fill_their_limit_are_named(tmp_path, full, longest, shortest, cause):
+    lines = [f"{n},0.5,0.02,{full},{np.resize(longest, 40)[n]},{shortest}" for n in range(40)]
+    head = (
+        "step,critic/score/mean,response_length/clip_ratio,prompt_length/clip_ratio,prompt_length/max,prompt_length/min"
+    )
+    (tmp_path / "metrics.csv").write_text("\n".join([head, *lines, ""]))
+    (run,) = audit_run(tmp_path / "metrics.csv").runs
+    (found,) = (one for one in run.findings if one.rule == "true-clipping")
+    assert found.cause == cause
+    if cause:
+        assert found.severity == "warning" and "cut there, or just reach it" in found.says
+        assert "40% of the prompts" in found.says and "data.max_prompt_length" in found.advice
