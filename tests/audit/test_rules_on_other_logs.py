@@ -539,6 +539,15 @@ def test_a_kl_of_whole_completions_has_other_bounds(tmp_path):
 # --- advice that does no harm ----------------------------------------------------------------------------------------
 
 
+def test_parts_that_are_all_dead_at_the_end_hide_nothing():
+    alive = np.arange(100) < 50
+    match = np.where(alive, 0.2 + 0.004 * np.arange(100), 0.0)
+    parts = {"rewards/match": match, "rewards/format": 0.1 * alive}
+    made = log(100, reward=match + 0.1 * alive, grad_norm=0.4 * alive, zero_std_share=np.where(alive, 0.2, 1), **parts)
+    found = {f.rule: f for f in check(made)}
+    assert found["zero-gradient"].severity == "problem" and found["reward-parts"].verdict == "not found"
+
+
 TRLS = {"completions/mean_length": 7.0, "frac_reward_zero_std": 0.1, "rewards/match/mean": 0.5}
 
 
