@@ -539,6 +539,32 @@ def test_a_kl_of_whole_completions_has_other_bounds(tmp_path):
 # --- advice that does no harm ----------------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize(
+    ("name", "values"),
+    [
+        ("clip_region", np.tile([0.44, 0.46], 30)),
+        ("clip_region", np.tile([0.14, 0.16], 30)),
+        ("entropy", np.linspace(0.4, 4.0, 60)),
+    ],
+)
+def test_no_higher_rate_is_advised_to_a_policy_that_runs_away(name, values):
+    made = log(reward=flat, grad_norm=0.4, kl=0.01, **{name: values})
+    (found,) = (f for f in check(made) if f.rule == "no-learning")
+    assert "Do not raise the learning rate" in found.advice and "Raise the learning rate" not in found.advice
+    assert ("of the tokens are clipped" in found.advice) == (name == "clip_region")
+
+
+@pytest.mark.parametrize(("end", "easy"), [(0.55, False), (0.97, True)])
+def test_groups_equal_at_a_middle_reward_are_not_called_too_easy(end, easy):
+    equal = np.repeat([0.3, 0.95], [120, 80])
+    found = wasted_groups(log(200, zero_std_share=equal, reward=np.r_[np.linspace(0.2, end, 120), np.full(80, end)]))
+    assert "56% of the groups have equal rewards, in the mean of 200 steps" in found.says
+    assert "(95% in the last quarter)" in found.says
+    assert ("most are too easy" in found.says) == easy
+    assert ("the mean reward is 0.55" in found.says) == (not easy)
+    assert ("never solved" in found.advice) == (not easy)
+
+
 def test_parts_that_are_all_dead_at_the_end_hide_nothing():
     alive = np.arange(100) < 50
     match = np.where(alive, 0.2 + 0.004 * np.arange(100), 0.0)
