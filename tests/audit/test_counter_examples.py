@@ -34,7 +34,14 @@ VANISHES = np.exp(-9 * np.linspace(0, 1, 60))
 NOISE = np.random.default_rng(0).normal(0, 0.05, 4000)
 EVERY_OTHER = np.where(ODD, np.nan, 0.5)  # as with num_iterations=2
 OTHER_STEPS = pd.DataFrame(rows(reward=lambda s, g, r: 1.0)).assign(step=lambda table: table["step"] + 100)
+OFTEN = np.tile([0.43, 0.45, 0.47], 20)
 HALF_RIGHT = rows(reward=lambda s, g, r: float(r % 2))
+# The reward rises to 0.55 in 60% of the steps, then nothing moves.
+ENDS_EQUAL = np.repeat([0.3, 0.95], [120, 80])
+STOPS_EARLY = {
+    "reward": np.r_[np.linspace(0.2, 0.56, 120) + 0.8 * NOISE[:120], np.full(80, 0.55) + NOISE[:80] / 25],
+    "entropy": np.repeat([0.6, 0.02], [120, 80]),
+}
 DIPS = np.r_[np.ones(50), np.tile([1.0, 0.97], 5)]
 ENDS = rows(finish_reason=lambda s, g, r: "length" if r < 2 else "stop")
 PPO = {"eos_tokens": 180, "episodes": 16 * np.arange(1, 61)}
@@ -152,6 +159,13 @@ CASES = {
         (zero_gradient, log(grad_norm=0.312345, learning_rate=np.repeat([1e-6, 0.0], 30)), ABSENT),
     "a rate of 0 in half of a run with four digits":
         (zero_gradient, log(grad_norm=0.03123, learning_rate=np.repeat([1e-6, 0.0], 30)), FOUND, "learning-rate"),
+    "nearly half of the ratios clipped in each step":
+        (zero_gradient, log(grad_norm=0.4, clip_region=OFTEN, reward=flat), FOUND, "warning", "clip"),
+    "and no gradient is logged": (zero_gradient, log(clip_region=OFTEN, reward=flat), FOUND, "warning", "clip"),
+    "and the reward rises": (zero_gradient, log(grad_norm=0.4, clip_region=OFTEN, reward=rising), FOUND, "note", "clip"),
+    "and only at first": (zero_gradient, log(grad_norm=0.4, clip_region=np.repeat([0.45, 0.0], 30), reward=flat), ABSENT),
+    "as many as GSPO clips": (zero_gradient, log(grad_norm=0.4, clip_region=OFTEN / 3, reward=flat), ABSENT),
+    "a setting that is called clip_ratio": (zero_gradient, log(grad_norm=0.4, clip_region=0.4, reward=flat), ABSENT),
     "gradients that three decimals show as 0": (zero_gradient, log(grad_norm=0.001 * ODD, entropy=0.5), ABSENT),
     "gradients of 0 among large ones": (zero_gradient, log(grad_norm=0.2 * ODD, entropy=0.5), FOUND, "unknown"),
     "a gradient at a learning rate of 0": (zero_gradient, log(grad_norm=0.31234, learning_rate=0.0), FOUND, "learning-rate"),
@@ -238,6 +252,16 @@ CASES = {
     "an entropy that vanishes where it is at its lowest": (collapse, log(reward=0.0, entropy=VANISHES), FOUND, "entropy"),
     "an entropy that grows while rewards scatter more":
         (collapse, log(reward=0.5, reward_std=0.3, entropy=np.linspace(0.4, 4.0, 60)), ABSENT),
+    "the same at a reward that stays flat and scatters":
+        (collapse, log(reward=flat, entropy=np.linspace(0.4, 4.0, 60)), FOUND, "warning", "diverged"),
+    "the same at a reward that rises": (collapse, log(reward=rising, entropy=np.linspace(0.4, 4.0, 60)), ABSENT),
+    "the same at a reward near its ceiling":
+        (collapse, log(reward=lambda x: 0.95 + 0 * x, entropy=np.linspace(0.4, 4.0, 60)), ABSENT),
+    "an entropy that vanished after a rise that is over":
+        (collapse, log(200, **STOPS_EARLY, zero_std_share=ENDS_EQUAL), FOUND, "warning", "entropy"),
+    "the same while groups still differ": (collapse, log(200, **STOPS_EARLY, zero_std_share=0.4), ABSENT),
+    "the same, of a task that is solved": (collapse, log(200, **STOPS_EARLY, zero_std_share=ENDS_EQUAL,
+                                                         facts={"reward_highest": 0.56}), ABSENT),
     "a reward that rises and then falls":
         (collapse, log(100, reward=lambda x: np.where(x < 0.5, 0.2 + 1.2 * x, 0.8 - 1.1 * (x - 0.5))), FOUND),
     "a dip where 1 may be anything": (collapse, log(reward=DIPS), FOUND),

@@ -534,3 +534,77 @@ def test_a_kl_of_whole_completions_has_other_bounds(tmp_path):
     per_token = [{"step": row["step"], "reward": row["objective/scores"], "kl": row["objective/kl"]} for row in rows]
     (tmp_path / "log.jsonl").write_text("".join(json.dumps(row) + "\n" for row in per_token))
     assert kl_runaway(read(tmp_path / "log.jsonl")).verdict == "found"
+
+
+# --- advice that does no harm ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("name", "values"),
+    [
+        ("clip_region", np.tile([0.44, 0.46], 30)),
+        ("clip_region", np.tile([0.14, 0.16], 30)),
+        ("entropy", np.linspace(0.4, 4.0, 60)),
+    ],
+)
+def test_no_higher_rate_is_advised_to_a_policy_that_runs_away(name, values):
+    made = log(reward=flat, grad_norm=0.4, kl=0.01, **{name: values})
+    (found,) = (f for f in check(made) if f.rule == "no-learning")
+    assert "Do not raise the learning rate" in found.advice and "Raise the learning rate" not in found.advice
+    assert ("of the tokens are clipped" in found.advice) == (name == "clip_region")
+
+
+@pytest.mark.parametrize(("end", "easy"), [(0.55, False), (0.97, True)])
+def test_groups_equal_at_a_middle_reward_are_not_called_too_easy(end, easy):
+    equal = np.repeat([0.3, 0.95], [120, 80])
+    found = wasted_groups(log(200, zero_std_share=equal, reward=np.r_[np.linspace(0.2, end, 120), np.full(80, end)]))
+    assert "56% of the groups have equal rewards, in the mean of 200 steps" in found.says
+    assert "(95% in the last quarter)" in found.says
+    assert ("most are too easy" in found.says) == easy
+    assert ("the mean reward is 0.55" in found.says) == (not easy)
+    assert ("never solved" in found.advice) == (not easy)
+
+
+def test_parts_that_are_all_dead_at_the_end_hide_nothing():
+    alive = np.arange(100) < 50
+    match = np.where(alive, 0.2 + 0.004 * np.arange(100), 0.0)
+    parts = {"rewards/match": match, "rewards/format": 0.1 * alive}
+    made = log(100, reward=match + 0.1 * alive, grad_norm=0.4 * alive, zero_std_share=np.where(alive, 0.2, 1), **parts)
+    found = {f.rule: f for f in check(made)}
+    assert found["zero-gradient"].severity == "problem" and found["reward-parts"].verdict == "not found"
+
+
+TRLS = {"completions/mean_length": 7.0, "frac_reward_zero_std": 0.1, "rewards/match/mean": 0.5}
+
+
+@pytest.mark.parametrize("own", [{}, *({name: value} for name, value in TRLS.items())], ids=" ".join)
+def test_an_option_of_trl_is_named_only_where_the_log_is_trls(tmp_path, own):
+    rows = [{"step": n, "reward": 0.5 + 0.1 * (n % 2), "loss": 0.1, **own} for n in range(1, 30)]
+    (tmp_path / "log.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    (run,) = audit_run(tmp_path / "log.jsonl").runs
+    said = " ".join(run.text().split()) + " ".join(f.says + f.advice for f in run.findings)
+    assert ("log_completions" in said) == bool(own)
+    assert ("with completions in the log" in said) == (not own)
+
+
+@pytest.mark.parametrize(
+    ("full", "longest", "shortest", "cause"),
+    [
+        (0.4, 512, 90, "prompts"),
+        (0.02, 512, 90, ""),  # a few just reach it
+        (0.4, [512, 400], 90, ""),  # the width of the batch is its longest prompt, and no limit
+        (1.0, 512, 512, ""),  # all prompts have one length
+    ],
+)
+def test_prompts_of_verl_that_fill_their_limit_are_named(tmp_path, full, longest, shortest, cause):
+    lines = [f"{n},0.5,0.02,{full},{np.resize(longest, 40)[n]},{shortest}" for n in range(40)]
+    head = (
+        "step,critic/score/mean,response_length/clip_ratio,prompt_length/clip_ratio,prompt_length/max,prompt_length/min"
+    )
+    (tmp_path / "metrics.csv").write_text("\n".join([head, *lines, ""]))
+    (run,) = audit_run(tmp_path / "metrics.csv").runs
+    (found,) = (one for one in run.findings if one.rule == "true-clipping")
+    assert found.cause == cause
+    if cause:
+        assert found.severity == "warning" and "cut there, or just reach it" in found.says
+        assert "40% of the prompts" in found.says and "data.max_prompt_length" in found.advice

@@ -35,7 +35,7 @@ RULES: tuple[Rule, ...] = (
 )  # fmt: skip
 
 
-_ENOUGH = 0.25  # share of the steps or groups
+_ENOUGH, _UNITS = 0.25, ("steps", "groups", "prompts")  # a share of one of these
 
 
 def check(log: Log, own: Sequence[Rule] = ()) -> list[Finding]:
@@ -79,7 +79,7 @@ def _explained(finding: Finding, causes: Sequence[Finding]) -> Finding:
 
 
 def _is_large(cause: Finding) -> bool:
-    shares = [cause.cost[name] for name in ("share of steps", "share of groups") if name in cause.cost]
+    shares = [cause.cost[f"share of {unit}"] for unit in _UNITS if f"share of {unit}" in cause.cost]
     return not shares or max(shares) >= _ENOUGH
 
 

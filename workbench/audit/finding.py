@@ -201,14 +201,24 @@ _WORDS = {
 }
 
 
+# Where no one knows which trainer it is.
+_NEUTRAL = {
+    "completions (log_completions=True)": "completions",
+    "completions of one group (log_completions=True)": "completions of one group",
+    "log_completions=True": "completions in the log",
+}
+
+
 def in_words_of(trainer: str, text: str) -> str:
-    """A text with the names that a trainer gives to what TRL calls otherwise.
+    """A text with the names that a trainer gives to what TRL calls otherwise; without TRL's option where it has no name.
 
     Example:
         >>> in_words_of("verl", "Raise max_completion_length, or beta.")
         'Raise data.max_response_length, or actor_rollout_ref.actor.kl_loss_coef (with use_kl_loss=True).'
+        >>> in_words_of("", "Give completions (log_completions=True).")
+        'Give completions.'
     """
-    words = next((words for name, words in _WORDS.items() if trainer.startswith(name)), None)
+    words = next((words for name, words in _WORDS.items() if trainer.startswith(name)), None) if trainer else _NEUTRAL
     if not words:
         return text
     longest_first = sorted(words, key=len, reverse=True)

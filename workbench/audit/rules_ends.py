@@ -10,6 +10,7 @@ from .trends import LEAST, carried, ends_at_the_top, quarters, reward_of, rises
 
 _AGAINST = -0.75  # correlation
 _SHORT = 8  # tokens; answers of a letter or a number may well have one length
+_CUT_PROMPTS = 0.1  # share of prompts
 _ALL = 0.999  # of the rows: a wrong end can be sampled by chance
 
 
@@ -85,13 +86,17 @@ def true_clipping(log: Log) -> Finding:
     """Whether the length limit really truncates many completions: a problem if it is half of them and the reward does not rise.
 
     How: recorded finish reasons, or a clipped ratio that nothing contradicts, in the last quarter. A problem only if
-    half are truncated and the reward neither rises nor is at its highest.
-    Wrong where: the truncated completions had already given their answer.
+    half are truncated and the reward neither rises nor is at its highest. Where it is no quarter, verl's
+    `prompt_length/clip_ratio`: a warning if a tenth of the prompts has the largest length there may be.
+    Wrong where: the truncated completions had already given their answer; prompts have that length without a cut.
     """
     true = truncated_share(log)
     if true is None:
-        return unknown(_FALSE if log.disputed else "Log completions/clipped_ratio, or give completions.")
+        lacks = _FALSE if log.disputed else "Log completions/clipped_ratio, or give completions."
+        return _cut_prompts(log) or unknown(lacks)
     late = quarters(true)[1]
+    if late < 0.25 and (prompts := _cut_prompts(log)):
+        return prompts
     if late < 0.25:
         return absent(f"{late:.0%} of the completions are truncated at the end of the run.", late=late)
     if false_clipping(log).verdict == CANNOT_TELL:
@@ -107,6 +112,25 @@ def true_clipping(log: Log) -> Finding:
     evidence = {"share cut, last quarter": late, "share cut, all steps": share}
     about = {"evidence": evidence, "cost": {"share of completions truncated": share}}
     return found(PROBLEM if serious else WARNING, says, advice, steps=where, **about)
+
+
+def _cut_prompts(log: Log) -> Finding | None:
+    """Where many of verl's prompts fill the width of the batch, which is the limit unless it varies, or all have one length."""
+    full, longest, shortest = (log.logged(name) for name in ("prompt_clipped", "prompt_max", "prompt_min"))
+    if full is None or log.trainer != "verl" or (share := float(np.nanmean(full))) < _CUT_PROMPTS:
+        return None
+    tokens = ""
+    if longest is not None and len(reached := longest[(full > 0) & ~np.isnan(longest)]):
+        of_one_length = shortest is not None and np.nanmin(shortest) == reached.max()
+        if of_one_length or np.ptp(reached):
+            return None
+        tokens = f", {reached.max():.0f} tokens"
+    says = f"{share:.0%} of the prompts are as long as prompts may be{tokens} (prompt_length/clip_ratio): they are cut there, "
+    says += "or just reach it. What is cut, such as the question or its end, the model never sees."
+    advice = "Compare the prompts of the data with data.max_prompt_length: if some are longer, raise it, or leave them "
+    advice += "out (data.filter_overlong_prompts=True). Only data.truncation='error' makes verl stop at one."
+    where, cost = log.at(np.nan_to_num(full) >= _CUT_PROMPTS), {"share of prompts": share}
+    return found(WARNING, says, advice, cause="prompts", steps=where, evidence={"share of prompts": share}, cost=cost)
 
 
 @rule

@@ -20,6 +20,8 @@ from .trends import (
 
 _FEW, _MANY, _THIRD, _HALF = 0.05, 0.2, 1 / 3, 0.5  # share of steps
 _SHORT = 40  # steps
+_APART = 0.2  # of a share at the end and in the mean
+_CLIPPED = 1 / 3  # share of tokens; GRPO with an epsilon of 0.2 clips a few percent, GSPO some 15%
 _UNIT = 2.0**-23  # between 1 and the next number of fp32
 _OF_BATCH = (("scale_rewards", "batch"), ("multi_objective_aggregation", "normalize_then_sum"))
 
@@ -232,6 +234,17 @@ def copies(log: Log) -> Finding:
     )
 
 
+def clipped_late(log: Log) -> float:
+    """Share of the tokens whose ratio is clipped, the mean of the last quarter; 0 where fewer than 8 steps log it.
+
+    So it is for one number below 1 in all steps, as a setting of that name has: a share of tokens varies.
+    """
+    clipped = log.metric("clip_region")
+    if clipped is None or (~np.isnan(clipped)).sum() < LEAST or np.nanmin(clipped) == np.nanmax(clipped) < 1:
+        return 0.0
+    return quarters(clipped)[1]
+
+
 @rule(explains=("no-learning",))
 def zero_gradient(log: Log) -> Finding:
     """Which steps had a gradient of zero, and why: `masked`, `copies`, `equal-rewards`, `learning-rate`, `clip`, `zero-loss`.
@@ -240,12 +253,14 @@ def zero_gradient(log: Log) -> Finding:
     counts steps in which all groups have equal rewards. Equal rewards are a note below a third of the steps, which is usual,
     and a problem only if they fill half of them and the reward neither rises nor is at its highest. Where nothing but zeros of
     the loss shows them, completions may as well be left out of the loss: that is no problem. A rate printed as 0.000 does not
-    count as 0, nor does a gradient where the others are hardly larger.
-    Wrong where: the logged gradient of a step is only that of the last of its micro-steps.
+    count as 0, nor does a gradient where the others are hardly larger. A token whose ratio is clipped has no gradient either:
+    where that is a third of them or more in the last quarter, it is a warning, and a note if the reward rises.
+    Wrong where: the logged gradient of a step is only that of the last of its micro-steps; the method clips most tokens on
+    purpose.
     """
     norm, equal = log.metric("grad_norm"), equal_groups(log)
     if norm is None and equal is None:
-        return unknown("Log grad_norm or frac_reward_zero_std.")
+        return _clipped_tokens(log) or unknown("Log grad_norm or frac_reward_zero_std.")
     small = norm is not None and bool(np.nanmax(norm) > 0) and zeros_are_small(log, norm, most=10)
     dead = np.zeros(len(log.steps), bool) if norm is None or small else np.asarray(norm == 0)
     if equal is not None and (norm is None or small or _has_a_kl_term(log)):  # whose gradient is never exactly 0
@@ -255,6 +270,8 @@ def zero_gradient(log: Log) -> Finding:
     idle = np.zeros(len(dead), bool) if idle is None else idle
     if len(idle) > 2 and idle[1:-1].mean() >= _MANY:
         return _dead(log, idle, "learning-rate", {"learning-rate": int(idle.sum())})
+    if share < _THIRD and (clipped := _clipped_tokens(log)):
+        return clipped
     if share < _FEW or (share < _MANY and len(dead) >= LEAST and dead.sum() < 3):  # a small batch has one now and then
         return absent(f"{share:.0%} of the steps have no gradient.", share=share)
     counts = {name: int(where.sum()) for name, where in _causes(log, dead, equal).items() if where.any()}
@@ -266,6 +283,23 @@ def zero_gradient(log: Log) -> Finding:
         cause = "zero-loss"
         counts = {cause: counts["equal-rewards"]}
     return _dead(log, dead, cause, counts)
+
+
+def _clipped_tokens(log: Log) -> Finding | None:
+    """The finding that many tokens have no gradient, though the steps have one; None where they are not many."""
+    late, clipped = clipped_late(log), log.metric("clip_region")
+    if clipped is None or late < _CLIPPED:
+        return None
+    says = f"{late:.0%} of the tokens are clipped in the last quarter of the run: their ratio, of the policy to the one that "
+    says += (
+        "sampled them, left the range that epsilon allows, so rewards give them no gradient. A few percent are usual."
+    )
+    learns = rises(reward_of(log)) or ends_at_the_top(log)
+    says += " The reward rises all the same, or is at its highest." if learns else ""
+    advice = f"Do not raise the learning rate. {_CAUSES['clip'][1]}"
+    where, evidence = log.at(np.nan_to_num(clipped) >= _CLIPPED), {"share of tokens clipped, last quarter": late}
+    cost = {"share of tokens": float(np.nanmean(clipped))}
+    return found(NOTE if learns else WARNING, says, advice, cause="clip", steps=where, evidence=evidence, cost=cost)
 
 
 def _at_its_ends(log: Log, dead: np.ndarray) -> bool:
@@ -284,7 +318,8 @@ def wasted_groups(log: Log) -> Finding:
     """Which share of all groups had equal rewards and taught nothing: a note from a third on, a warning from half on.
 
     How: the mean over all steps of the share of equal groups, as logged or from completions. Whether they are too hard or too
-    easy: from logged shares of both, from the rewards of the completions, or from the reward of steps with more such groups.
+    easy: from logged shares of both, from the rewards of the completions, or from the reward of steps with more such groups,
+    unless it is in between where nearly all groups are equal.
     Wrong where: the trainer samples such groups again until they differ, and logs the share before that.
     """
     of_texts = log.groups is not None and "rewards" in log.groups
@@ -303,6 +338,8 @@ def wasted_groups(log: Log) -> Finding:
     known, line = int((~np.isnan(equal)).sum()), "step" if log.each_step else "line"
     mean = f"in the mean of {known} {line}s" if known > 1 else f"in the only {line}"
     says = f"{share:.0%} of the groups have equal rewards, {mean}, and teach nothing"
+    if abs((late := quarters(equal)[1]) - share) >= _APART:
+        says += f" ({late:.0%} in the last quarter)"
     says += f": the run samples {1 / (1 - share):.1f} completions for each that teaches." if share < 0.995 else "."
     cost = {"share of groups": share} | _seconds(log, carried(equal))
     cost |= {"completions": share * len(rows)} if rows is not None and of_texts else {}
@@ -333,6 +370,10 @@ def _hard_and_easy(log: Log, equal: np.ndarray) -> tuple[float | None, float | N
         if abs(r) * np.sqrt((known.sum() - 2) / max(1 - r**2, 1e-9)) < 4:  # t
             return None, None, ""
         share, words = float(np.nanmean(equal)), " Steps with more of them have a {} reward: most are too {}."
+        if (middle := _reward_in_between(equal[known], reward[known], hard=r < 0)) is not None:
+            words = f" Where nearly all groups are equal, the mean reward is {middle:.3g}: prompts that are always solved and "
+            words += "prompts that never are, or all with a reward in between. The log does not tell which."
+            return None, None, words
         if r < 0:
             return share, 0.0, words.format("lower", "hard")
         if np.nanmax(reward) > 0:
@@ -340,6 +381,20 @@ def _hard_and_easy(log: Log, equal: np.ndarray) -> tuple[float | None, float | N
         return None, None, ""  # the highest may be what no answer gets, above what wrong ones cost
     words = f" In {hard:.0%} of all groups every completion has the lowest reward, in {easy:.0%} the highest."
     return float(hard), float(easy), words
+
+
+def _reward_in_between(equal: np.ndarray, reward: np.ndarray, *, hard: bool) -> float | None:
+    """The mean reward of steps in which nearly all groups are equal, if groups that are all too hard, or easy, have another.
+
+    None where they do not, or there are too few such steps. Rewards from 0 to 1 may reach 1, whatever the run's highest.
+    """
+    full = equal >= 0.9
+    if full.sum() < LEAST:
+        return None
+    low, high, mean = float(reward.min()), float(reward.max()), float(reward[full].mean())
+    high = max(high, 1.0) if low >= 0 else high
+    distance = mean - low if hard else high - mean
+    return mean if distance > 0.25 * (high - low) else None  # nearer to that end most are such groups
 
 
 def _has_a_kl_term(log: Log) -> bool:

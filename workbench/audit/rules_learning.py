@@ -7,6 +7,7 @@ from ..logs.log import Log
 from ..logs.names import canonical
 from .finding import FOUND, NOTE, PROBLEM, WARNING, Finding, absent, found, unknown
 from .rule import rule
+from .rules_gradient import clipped_late, equal_groups
 from .rules_reward import tool_failures
 from .trends import (
     LEAST,
@@ -24,10 +25,13 @@ from .trends import (
 
 _SURE = 40  # steps from which a flat reward says something
 _ABSURD = 1e4  # of a gradient norm
+_OFTEN_CLIPPED = 0.1  # share of tokens
+_NEARLY_EQUAL = 0.9  # share of groups
 # A text came to answer all prompts if it is at least this share of the last completions, at most this share of the first,
 # and the last ones have at least this many prompts.
 _NEARLY_ALL, _SELDOM, _PROMPTS = 0.8, 0.25, 10
 _SHOWN = 60  # letters of a text in a sentence
+_GENTLER = "Lower the learning rate, or add a KL penalty (beta)."
 _RELATIVE = "Log the reward before the trainer centres it within its batch, or evaluate checkpoints."
 
 
@@ -116,7 +120,12 @@ def no_learning(log: Log) -> Finding:
     says += "to step."
     advice = "See the other findings, and whether more reward is possible; else train longer. "
     advice += "Raise the learning rate only where kl and grad_norm stay small."
-    if _runs_away(log):
+    if (clipped := clipped_late(log)) >= _OFTEN_CLIPPED:
+        advice = (
+            f"Do not raise the learning rate: {clipped:.0%} of the tokens are clipped at the end of the run. Lower it, "
+        )
+        advice += "or num_iterations."
+    elif _runs_away(log):
         advice = "Do not raise the learning rate: completions grow or are truncated, or the policy drifts. "
         advice += "Lower it, and read completions of the last steps."
     advice = _not_where_tools_fail(log, _not_where_gradients_are_absurd(log, advice))
@@ -185,8 +194,9 @@ def collapse(log: Log) -> Finding:
 
     How: a 99% interval of the change of the reward; a text that is four of five completions in the last tenth of the steps,
     over ten prompts or more, and at most one of four in the first tenth; completions that shrink below a twentieth of their
-    length; an entropy below 5% of its start while the task is not solved, or above three times its start and at least 1 nat
-    above it.
+    length; an entropy below 5% of its start while the reward did not rise; one above three times its start and at least 1 nat
+    above it. That one is a problem if the reward ends at its lowest, and a warning if it surely did not rise. So is an entropy
+    that vanished after a rise, if nine of ten groups end with equal rewards and the reward stays below its highest.
     Wrong where: the data become harder on purpose, as in a curriculum; most prompts have the same right answer.
     """
     reward = reward_of(log)
@@ -227,17 +237,40 @@ def collapse(log: Log) -> Finding:
     first, last = quarters(entropy)
     start = float(entropy[~np.isnan(entropy)][0]) if not np.isnan(first) else np.nan
     evidence = {"entropy, first step": start, "entropy, first quarter": first, "entropy, last quarter": last}
-    learns = ends_at_the_top(log) or rises(reward) or ends_at_its_best(reward)
-    if last > 3 * start and last > start + 1 and _ends_low(log, reward):
+    learns, severity = ends_at_the_top(log) or rises(reward) or ends_at_its_best(reward), PROBLEM
+    exploded, vanished = last > 3 * start and last > start + 1, first > 0 and last < 0.05 * first
+    if exploded and _ends_low(log, reward):
         says = f"The policy diverged: its entropy rose from {start:.3g} to {last:.3g}; the reward ends at its lowest."
-        cause, advice = "diverged", "Lower the learning rate, or add a KL penalty (beta)."
-    elif first > 0 and last < 0.05 * first and not learns:
+        cause, advice = "diverged", _GENTLER
+    elif exploded and not (learns or nears_its_ceiling(log) or _is_constant(reward)) and _surely_did_not_rise(reward):
+        says = f"The policy diverges: its entropy rose from {start:.3g} to {last:.3g}, and the reward did not rise."
+        cause, advice, severity = "diverged", f"Read completions of the last steps. {_GENTLER}", WARNING
+    elif vanished and not learns:
         says = f"The policy stopped exploring: its entropy fell from {first:.3g} to {last:.3g}, and the reward did not rise."
         cause, advice = "entropy", "Lower the learning rate, or raise the temperature."
+    elif vanished and (equal := _stuck(log, reward)) is not None:
+        says = f"The policy stopped exploring: its entropy fell from {first:.3g} to {last:.3g}, {equal:.0%} of the groups have "
+        says += f"equal rewards in the last quarter, and the reward stays at {quarters(reward)[1]:.3g}, below the highest of "
+        says += f"the run ({np.nanmax(reward):.3g})."
+        cause, severity = "entropy", WARNING
+        advice = (
+            "Read completions of one prompt from the last steps. If they are all alike, go back to a checkpoint from "
+        )
+        advice += "before that, and lower the learning rate, raise the temperature, or add a KL penalty (beta)."
     else:
         says = f"Entropy {first:.3g} to {last:.3g}; no fall of the reward is sure, or it ends at its highest."
         return absent(says, **evidence)
-    return found(PROBLEM, says, advice, cause=cause, evidence=evidence)
+    return found(severity, says, advice, cause=cause, evidence=evidence)
+
+
+def _stuck(log: Log, reward: np.ndarray) -> float | None:
+    """The share of groups with equal rewards in the last quarter, if nearly all are and the reward stays below its highest."""
+    equal, logged = equal_groups(log), reward[~np.isnan(reward)]
+    if equal is None or not log.grouped or ends_at_the_top(log) or nears_its_ceiling(log):
+        return None
+    share, below = quarters(equal)[1], logged.max() - quarters(logged)[1] > 0.1 * np.ptp(logged)
+    rises_still = rises(logged[-(len(logged) // 4) :])
+    return share if share >= _NEARLY_EQUAL and below and not rises_still else None
 
 
 def _one_text(log: Log) -> tuple[str, float, int, float] | None:

@@ -100,7 +100,7 @@ def reward_parts(log: Log) -> Finding:
     function that scores the answer does: even the upper ends of their intervals are less than half of what the others gain,
     weights or not. Names tell such functions (correct, accuracy, answer, solved, match, ...). Where none does, all count whose
     names do not speak of form (format, xml, tags, length, ...). It is a warning too if some parts lose what others gain. A note
-    if only some of the parts move.
+    if only some of the parts move, unless all of them have their lowest value in all steps of the last quarter.
     Wrong where: a part is a penalty that has to grow when the policy improves, such as one on length; or a name misleads.
     """
     parts, total = _parts(log), change(reward_of(log))
@@ -122,6 +122,8 @@ def reward_parts(log: Log) -> Finding:
     gains, losses = (sum(max(sign * value, 0.0) for value in paid.values()) for sign in (1, -1))
     if not paid or not (any(weights[name] for name in still | constant) or (gains and losses)):
         return absent("All parts of the reward move alike." if paid else "No part surely moves.", **evidence)
+    if _all_end_at_their_lowest(parts):
+        return absent("Every part of the reward ends at its lowest, and so does the total.", **evidence)
     cancel = course >= 0 and bool(gains) and losses >= 0.5 * gains
     which = next(iter(paid))
     if gains and losses:
@@ -143,6 +145,12 @@ def reward_parts(log: Log) -> Finding:
         advice += " If that part falls, lower the weight of those that rise (reward_weights), or pay them only with it."
     severity, cause = WARNING if cancel else NOTE, "cancel" if cancel and not course else ""
     return found(severity, says, advice, cause=cause, evidence=evidence)
+
+
+def _all_end_at_their_lowest(parts: dict[str, np.ndarray]) -> bool:
+    """True where each part has one value in all steps of the last quarter, the lowest of the run: no reward comes any more."""
+    ends = [(np.nanmin(means), means[~np.isnan(means)]) for means in parts.values()]
+    return all((means[-max(LEAST, len(means) // 4) :] == lowest).all() for lowest, means in ends)
 
 
 def _learns_the_form(

@@ -2,6 +2,7 @@
 
 import copy
 import dataclasses
+import re
 from collections.abc import Mapping
 from functools import cached_property
 from typing import Any
@@ -27,6 +28,8 @@ IN_WORDS = {
     "zero_std_share": "the share of groups with equal rewards",
     "logp_difference": "sampler against scorer log-probs",
 }
+# What TRL alone calls so, and what is built on it; a table in a notebook has `Training Loss`.
+_TRLS = re.compile(r"(?:train/)?(?:completions ?[/_]|frac_reward_zero_std|rewards ?/.+/ ?mean$|Training Loss$)")
 NOT_MISSED = ("loss", "kl")  # a log without them is no poorer
 
 
@@ -131,9 +134,14 @@ class Log:
 
     @property
     def trainer(self) -> str:
-        """Its name where settings or metrics tell it, without `Observed`; else an empty string."""
+        """Its name where settings or metrics tell it, without `Observed`; `TRL` for one of TRL's; else an empty string."""
         known = str(self.facts.get("trainer") or "").removeprefix("Observed")
-        return known or ("PPO" if self.logged("eos_tokens") is not None else "")
+        return known or ("PPO" if self.logged("eos_tokens") is not None else "TRL" if self._has_trls_names else "")
+
+    @cached_property
+    def _has_trls_names(self) -> bool:
+        names = [] if self.lines is None else [str(name) for name in self.lines]
+        return self.kind == "trainer_state.json" or any(map(_TRLS.match, names))
 
     @property
     def grouped(self) -> bool:
