@@ -224,21 +224,20 @@ class Judge:
 
     def _of_update(self) -> list[Stage | None]:
         own = self._takes_own_logps()
-        # Half precision rounds the log-probs that such a loss takes by more than a fault may move it: the gradient is compared.
-        step, record = (self.step, self.record) if own and self.step.dtype != "float32" else self.scored
+        # Half precision and dropout may move its value by more than a fault does: then the gradient alone is compared.
+        by_gradient = own and (self.step.dtype != "float32" or bool(dropouts_of(self.policy)))
+        step, record = (self.step, self.record) if by_gradient else self.scored
         definition = self._form_of_own_loss(step) if own else losses_of
         losses = definition(step) if own else self.losses
         ratios, correction, loss = stages_of_loss(step, losses)
-        ratios, loss = stages_with_answers(
-            ratios, loss, asked := ask_off_policy(self.trainer, step, record, own, definition)
-        )
+        asked = ask_off_policy(self.trainer, step, record, own, definition)
+        ratios, loss = stages_with_answers(ratios, loss, asked)
         if own and loss.verdict != "cannot tell":
             loss = seen_by_value(losses, loss) if asked.problem else loss
             said = "the log-probs are those of each row alone, since this loss takes its own"
-            form = "it has log-probs in place of ratios, with the same gradient while these are 1" * (
-                definition is in_log_probs
-            )
-            loss = replace(loss, cause="; ".join(filter(None, [loss.cause, form, said])))
+            if definition is in_log_probs:
+                said = f"it has log-probs in place of ratios, with the same gradient while these are 1; {said}"
+            loss = replace(loss, cause="; ".join(filter(None, [loss.cause, said])))
         if ratios and ratios.verdict == "different" and (dropouts := dropouts_of(self.policy)):
             dropout = f"the model has dropout ({', '.join(dropouts)}), which differs between two scorings"
             ratios = replace(ratios, cause=f"{ratios.cause}; {dropout}")
@@ -670,9 +669,8 @@ class Judge:
             plain = [self._logps_at_one(prompt, ids) for *_, prompt, ids in found]
         why = cause_of_sampled_logps([row[:3] for row in found], plain, _NEAR)
         if why.startswith("cause not found"):
-            if mean <= min(
-                _NOT_NEAR, -float(alone.mean()) / 2
-            ):  # numbers of other tokens are off by about the surprise
+            # Numbers of other tokens are off by about the surprise.
+            if mean <= min(_NOT_NEAR, -float(alone.mean()) / 2):
                 cause = "the sampler has lower precision or older weights, or its log-probs are at wrong places"
                 return Stage("mismatch", "cannot tell", f"{said}: {cause}", *numbers)
             if options := ", ".join(self.step.sampler_options()):
