@@ -200,7 +200,7 @@ def _checked(step: Step) -> Step:
     tables = sum(map(len, step.advantages))
     if tables != len(step.rows):
         raise UnfitStep(f"{tables} advantages for {len(step.rows)} rows")
-    if step.kl is not None and len(step.kl) != len(step.rows):
+    if step.rewards and step.kl is not None and len(step.kl) != len(step.rows):
         raise UnfitStep(f"kl of {len(step.kl)} rows for {len(step.rows)}")
     weights = step.settings["reward_weights"]
     for table, own in zip(step.rewards, step.advantages, strict=False):
