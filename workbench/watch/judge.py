@@ -280,8 +280,10 @@ class Judge:
         step, record = self.step, self.record
         if step.kind not in ("GRPO", "RLOO") or all(micro.logps is not None for micro in record.micro_batches):
             return step, record
-        liger = getattr(self.trainer, "use_liger_kernel", False)
-        if record.averaged or liger or has_images(record) or step.router_losses:
+        other = getattr(self.trainer, "use_liger_kernel", False) or record.noticed.get(
+            "loss"
+        )  # as that it takes some rows
+        if record.averaged or other or has_images(record) or step.router_losses:
             return step, record
         micro_batches = [self._scored_alone(m) if m.logps is None else m for m in record.micro_batches]
         rows = [micro_rows(micro, step.pad_token_id) for micro in micro_batches]
