@@ -3,6 +3,7 @@
 import asyncio
 import dataclasses
 import functools
+import itertools
 import json
 import sys
 from types import SimpleNamespace
@@ -135,11 +136,13 @@ def test_a_loss_without_a_gradient_says_what_is_known(advantage, mask, slope, ca
     assert cause in Judge._compared_gradient(judge, Stage("loss", "same")).cause
 
 
-@pytest.mark.parametrize("kind", ["before it", "after it", "one behind another", "of temperature 1", "cause not found"])
-@pytest.mark.parametrize("own", [[1] * 40, [1] * 15 + [0] * 10 + [1] * 15], ids=["one turn", "two turns"])
+ONE_TURN, TWO_TURNS = [1] * 40, [1] * 15 + [0] * 10 + [1] * 15
+OF_SAMPLERS = ["before it", "after it", "of temperature 1", "cause not found"]
+OF_SAMPLERS = [*itertools.product(OF_SAMPLERS, [ONE_TURN, TWO_TURNS]), ("one behind another", TWO_TURNS)]
+
+
+@pytest.mark.parametrize("kind, own", OF_SAMPLERS)
 def test_log_probs_of_a_sampler_are_recognized(kind, own):
-    if kind == "one behind another" and all(own):
-        return  # nothing is at another place, and nobody asks
     rng, own = np.random.default_rng(0), np.array(own, bool)
     alone, plain, other = (np.log(rng.uniform(0.01, 1, 40)) for _ in range(3))
     packed = np.append(alone[own], np.zeros((~own).sum()))

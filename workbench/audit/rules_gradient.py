@@ -20,7 +20,7 @@ from .trends import (
 
 _FEW, _MANY, _THIRD, _HALF = 0.05, 0.2, 1 / 3, 0.5  # share of steps
 _SHORT = 40  # steps
-_APART = 0.2  # of a share at the end and in the mean
+_APART = 0.2  # by which the last quarter's share of equal groups is off that of the run, so that it is said too
 _CLIPPED = 1 / 3  # share of tokens; GRPO with an epsilon of 0.2 clips a few percent, GSPO some 15%
 _UNIT = 2.0**-23  # between 1 and the next number of fp32
 _OF_BATCH = (("scale_rewards", "batch"), ("multi_objective_aggregation", "normalize_then_sum"))

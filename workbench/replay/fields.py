@@ -1,4 +1,4 @@
-"""What each field of a step's file holds, checked before it is read: an error names the field, and what was expected in it."""
+"""The fields of a kept step, checked before it is read: an error names the field that is wrong, and what it should hold."""
 
 import dataclasses
 import json
@@ -19,7 +19,7 @@ class UnfitStep(ValueError):
 class _Kind(NamedTuple):
     expected: str
     fits: Callable[[Any], bool]
-    each: "_Kind | None" = None  # of a list's parts
+    each: "_Kind | None" = None  # of a list: what each of its items has to be
 
 
 def _is_number(value: Any) -> bool:

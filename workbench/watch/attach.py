@@ -365,12 +365,13 @@ class StepCheck(LiveCallback):
             return
         accelerator = self._trainer.accelerator
         where = f"step {step}" + f", process {accelerator.process_index}" * (accelerator.num_processes > 1)
-        others = ", ".join(stage.name for stage in new[1:])
         advice = f"look at `reports[{step}]` of what `attach_watch` returned. More: docs/how-to/check_a_step.md"
         if report.advice:
             advice += f". And: {report.advice}"
         said = f"{where}: step-check: {new[0].name} is different: {new[0].cause}"
-        self._tell(f"{said}{'; also different: ' * bool(others)}{others}. Do: {advice}")
+        if len(new) > 1:
+            said += f"; also different: {', '.join(stage.name for stage in new[1:])}"
+        self._tell(f"{said}. Do: {advice}")
 
 
 def _said(report: StepReport, name: str, verdict: str, cause: str) -> StepReport:

@@ -270,7 +270,7 @@ class Judge:
         if any(row.old_logps is not None or row.old_sum is not None or row.logps is None for row in rows):
             return losses_of
         by_ratios, by_logps = (check_loss(step, form(step)).verdict for form in (losses_of, in_log_probs))
-        return in_log_probs if (by_ratios, by_logps != "different") == ("different", True) else losses_of
+        return in_log_probs if by_ratios == "different" and by_logps != "different" else losses_of
 
     def _with_rows_alone(self) -> tuple[Step, StepRecord]:
         """Step and record in which a loss that takes its log-probs elsewhere has those of each row alone.

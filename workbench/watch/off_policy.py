@@ -48,7 +48,7 @@ class Asked:
     explained: bool = False  # another definition gives each answer
     by_ratios: bool = False  # and it is another in its ratios
     is_kl_unseen: bool = False  # the reference is the policy itself, so each KL is 0
-    parts: str = "value and slopes of each token"  # of an answer, that are compared
+    parts: str = "value and slopes of each token"  # what of an answer is compared, in words
 
 
 @dataclass(frozen=True)
@@ -57,7 +57,7 @@ class _Answer:
 
     rows: MicroRows
     value: float
-    slopes: list[np.ndarray] | None  # of each row (T,); None: the value alone is known
+    slopes: list[np.ndarray] | None  # of each row (T,); None where only the value was asked for
     entropy_slopes: list[np.ndarray] | None
     elsewhere: float  # the largest slope by a token that is no part of the row
     tokens: Sequence[float] = ()  # in the loss of the generation, where rows were cut
